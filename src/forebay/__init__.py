@@ -1,0 +1,1 @@
+"""Look-ahead KV-cache prefetching for LLM serving."""
