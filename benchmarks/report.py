@@ -1,0 +1,201 @@
+"""What every benchmark prints and writes: figures, the goal of each, and where they were measured.
+
+A benchmark builds a list of `Figure`, each id once, and hands it to `finish`, which prints a table
+and, with `--json FILE`, writes the same figures for a machine to read. Run one as
+``python benchmarks/NAME.py --json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PACKAGES = ("forebay", "numpy", "torch", "transformers", "nanobind")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number.
+
+    `value` is what is compared with the goal, in `unit` ("ratio" has no dimension); `samples` are
+    the rounds it was taken from, in the same unit; `settings` say what was measured (sizes, seed,
+    threads, method) in plain JSON values.
+    """
+
+    id: str
+    value: float
+    unit: str
+    samples: Sequence[float] = ()
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The bound a figure has to keep: `at_most` (smaller is better) or `at_least`."""
+
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def met_by(self, value: float) -> bool:
+        """Whether `value` lies within the bound; a NaN never does."""
+        if self.at_most is not None and not value <= self.at_most:
+            return False
+        return self.at_least is None or value >= self.at_least
+
+    def __str__(self) -> str:
+        bounds: list[str] = []
+        if self.at_most is not None:
+            bounds.append(f"<= {self.at_most:,g}")
+        if self.at_least is not None:
+            bounds.append(f">= {self.at_least:,g}")
+        return " and ".join(bounds)
+
+
+def median_figure(
+    id: str, samples: Sequence[float], unit: str, settings: Mapping[str, object]
+) -> Figure:
+    """The figure whose value is the median of `samples`."""
+    return Figure(id, statistics.median(samples), unit, tuple(samples), settings)
+
+
+def arguments(
+    description: str, extra: argparse.ArgumentParser | None = None
+) -> argparse.ArgumentParser:
+    """The parser that all benchmarks share; `extra` (made with `add_help=False`) adds their own."""
+    parser = argparse.ArgumentParser(description=description, parents=[extra] if extra else [])
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures here as JSON")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with status 1 when a figure misses its goal"
+    )
+    return parser
+
+
+def machine() -> dict[str, object]:
+    """The processor, its cores that this process may use, memory, and operating system."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "load_average": list(os.getloadavg()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python's version and that of each package that shapes a figure, where it is installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit measured, with "+changes" when the working tree differs; "unknown" outside git."""
+    root = Path(__file__).resolve().parent.parent
+    head = _git(root, "rev-parse", "HEAD")
+    if not head:
+        return "unknown"
+    return head + ("+changes" if _git(root, "status", "--porcelain") else "")
+
+
+def document(figures: Sequence[Figure]) -> dict[str, object]:
+    """The JSON document of `figures`. Raises ValueError when an id appears twice."""
+    ids = [figure.id for figure in figures]
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"each figure id may appear once, got {ids}")
+    return {
+        "figures": [
+            {
+                "id": figure.id,
+                "value": float(figure.value),
+                "unit": figure.unit,
+                "samples": [float(sample) for sample in figure.samples],
+                "settings": dict(figure.settings),
+            }
+            for figure in figures
+        ],
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+    }
+
+
+def write(figures: Sequence[Figure], path: Path | str) -> None:
+    """Write `figures` with machine, versions and commit to `path`, making its folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document(figures), indent=2) + "\n", encoding="utf-8")
+
+
+def table(figures: Sequence[Figure], goals: Mapping[str, Goal]) -> str:
+    """The figures as aligned text; one without a goal has an empty verdict."""
+    rows = [("figure", "value", "unit", "spread", "goal", "")]
+    for figure in figures:
+        goal = goals.get(figure.id)
+        verdict = "" if goal is None else "pass" if goal.met_by(figure.value) else "MISS"
+        rows.append(
+            (
+                figure.id,
+                f"{figure.value:,.4g}" if abs(figure.value) < 1000 else f"{figure.value:,.0f}",
+                figure.unit,
+                _spread(figure.samples),
+                "" if goal is None else str(goal),
+                verdict,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def finish(
+    figures: Sequence[Figure], goals: Mapping[str, Goal], options: argparse.Namespace
+) -> int:
+    """Print the table, write `options.json` if given; the exit status that `--strict` asks for."""
+    print(table(figures, goals), flush=True)
+    if options.json is not None:
+        write(figures, options.json)
+        print(f"written: {options.json}", file=sys.stderr)
+    missed = [f.id for f in figures if f.id in goals and not goals[f.id].met_by(f.value)]
+    return 1 if missed and options.strict else 0
+
+
+def _spread(samples: Sequence[float]) -> str:
+    if len(samples) < 2:
+        return ""
+    return f"{min(samples):.4g} .. {max(samples):.4g} ({len(samples)})"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
