@@ -41,7 +41,7 @@ $(STAMPS)/build-tools: constraints.txt $(STAMPS)/environment
 	@touch $@
 
 # Editable, without the extension: `native` builds that in place, a file at a time.
-$(STAMPS)/package: pyproject.toml constraints.txt README.md $(STAMPS)/build-tools
+$(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/build-tools
 	$(INSTALL) --no-build-isolation --editable '.[engine,dev]' \
 		--config-settings=editable.mode=inplace --config-settings=wheel.cmake=false
 	@touch $@
