@@ -53,7 +53,7 @@ $(STAMPS)/model: constraints.txt $(STAMPS)/environment
 
 $(STAMPS)/native: $(NATIVE_SOURCES) $(STAMPS)/build-tools
 	cmake -S . -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Release \
-		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFOREBAY_IN_PLACE=ON
+		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFOREBAY_INPLACE=ON
 	cmake --build $(NATIVE_BUILD) --parallel $(JOBS)
 	@touch $@
 
