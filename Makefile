@@ -1,8 +1,13 @@
 # Everything below sets itself up in $(VENV) first: a second call only does what has changed.
-#   make test     lint, types, import contracts, tests
+#   make test     lint, types, import contracts, every test
 #   make demo     the demonstration
-# Settings: PYTHON (interpreter for the environment), VENV, JOBS (compilers at once),
-#           ARGS (more arguments for `make demo` and `make pytest`).
+#   make setup    the environment and the extension, no more
+#   make native   the extension, built in place
+#   make pytest   the tests alone, or some: ARGS="tests/core -x"
+#   make format   ruff's layout and fixes
+#   make clean    what was built; the environment stays
+#   Settings: PYTHON (interpreter for the environment), VENV (its folder), JOBS (compilers at
+#   once), ARGS (more arguments for demo, pytest and test)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,6 +28,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 .PHONY: help setup native test lint types contracts pytest demo format clean
 
 help:
