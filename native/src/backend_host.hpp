@@ -1,0 +1,64 @@
+// The common part of the backends that need no GPU: lanes that are threads, events, test hooks.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backend.hpp"
+#include "throttle.hpp"
+#include "work_stream.hpp"
+
+namespace forebay {
+
+class HostBackend : public Backend {
+ public:
+  HostBackend(double link_bytes_per_s, std::uint64_t seed, Clock::duration longest_delay);
+  ~HostBackend() override;
+
+  StreamHandle open_lane(Direction direction, int lane) override;
+  void copy(StreamHandle lane, std::span<const Piece> pieces) override;
+  Event create_event() override;
+  void destroy_event(Event event) override;
+  void record(Event event, StreamHandle stream) override;
+  Signal query(Event event) override;
+  Signal wait(Event event, double timeout_s) override;
+  Signal stream_wait(StreamHandle stream, Event event, double timeout_s) override;
+  std::string error_text(Event event) override;
+  void close() override;
+
+  // Test hooks. A held lane begins nothing; after `skip` more windows of a direction one fails with
+  // half of its bytes copied.
+  void hold_lane(Direction direction, int lane);
+  void release_lane(Direction direction, int lane);
+  void fail_window(Direction direction, int skip);
+
+ protected:
+  StreamHandle open_stream();
+  // Throws ProtocolError for a handle that is no stream of this backend.
+  WorkStream& stream(StreamHandle handle) const;
+
+ private:
+  bool take_fault(Direction direction);
+  Direction direction_of(StreamHandle lane) const;
+  StreamHandle lane_handle(Direction direction, int lane) const;
+
+  const std::uint64_t seed_;
+  const Clock::duration longest_delay_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<WorkStream>> streams_;  // handle - 1
+  std::array<std::vector<StreamHandle>, kDirections> lanes_;
+  std::array<int, kDirections> windows_to_fault_{-1, -1};
+  std::array<Throttle, kDirections> throttles_;
+};
+
+// Real copies by the lanes' threads, optionally at a link's rate. Its only compute stream is 0: the
+// calling thread, whose work is complete when it makes the call.
+class CpuBackend final : public HostBackend {
+ public:
+  explicit CpuBackend(double link_bytes_per_s)
+      : HostBackend(link_bytes_per_s, 0, Clock::duration::zero()) {}
+};
+
+}  // namespace forebay
