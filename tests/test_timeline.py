@@ -13,22 +13,20 @@ import pytest
 
 from forebay.errors import SettingsError
 from forebay.timeline import LINK, REQUESTS, Kind, Timeline
-from forebay.transfer.messages import Direction, TransferClass
+from forebay.transfer.messages import WINDOW_DTYPE, Direction, TransferClass
 
 START_S = 5000.0
-WINDOWS = [
-    ("transfer", np.int64),
-    ("direction", np.int32),
-    ("transfer_class", np.int32),
-    ("lane", np.int32),
-    ("bytes", np.int64),
-    ("start_s", np.float64),
-    ("end_s", np.float64),
-]
 
 
 def windows(*rows):
-    return np.array([(*row[:5], START_S + row[5], START_S + row[6]) for row in rows], dtype=WINDOWS)
+    """Windows of (transfer, direction, class, lane, bytes, start, end), from START_S on."""
+    made = np.zeros(len(rows), dtype=WINDOW_DTYPE)
+    names = ("transfer", "direction", "transfer_class", "lane", "bytes", "start_s", "end_s")
+    for name, column in zip(names, zip(*rows, strict=True), strict=True):
+        made[name] = column
+    made["start_s"] += START_S
+    made["end_s"] += START_S
+    return made
 
 
 @pytest.fixture
