@@ -67,6 +67,7 @@ native: $(STAMPS)/native
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: setup
 	$(BIN)/pyright
