@@ -27,6 +27,8 @@ export OMP_NUM_THREADS ?= 2
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
+MAKEFLAGS += --no-print-directory
+
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help setup native test lint types contracts pytest demo format clean
