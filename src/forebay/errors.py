@@ -42,3 +42,7 @@ class NotLeafError(ProtocolError):
 
 class LinkTimeoutError(ForebayError, TimeoutError):
     """A bounded wait on the link passed its bound."""
+
+
+class CorruptBlockError(ForebayError):
+    """A block read from the cache differs from what its step wrote. Found in debug mode only."""

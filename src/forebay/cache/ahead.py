@@ -1,0 +1,106 @@
+"""Look-ahead: give the planner its view of the queue, and carry out what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forebay.cache.loads import Loads
+from forebay.config import CacheSettings
+from forebay.core.flights import Flights
+from forebay.core.modes import policy_of
+from forebay.core.planner import Queued, Running, View, Wanted, expected_starts, make_plan
+from forebay.core.rates import Rates
+from forebay.core.store import Store
+from forebay.core.waiting import WaitingLine
+
+
+class LookAhead:
+    """Plans for the head of the queue at every event. Does nothing in modes without look-ahead."""
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        store: Store,
+        line: WaitingLine,
+        flights: Flights,
+        rates: Rates,
+        loads: Loads,
+    ) -> None:
+        self._settings = settings
+        self._enabled = policy_of(settings.mode).look_ahead and settings.host_slots > 0
+        self._store = store
+        self._line = line
+        self._flights = flights
+        self._rates = rates
+        self._loads = loads
+
+    def plan(self, now_s: float, running: Sequence[Running], free_run_slots: int) -> None:
+        """Plan once: lease and load for waiting requests whose turn has not come."""
+        lease_room, copy_room = self._rooms()
+        if not self._enabled or lease_room <= 0 or copy_room <= 0:
+            return
+        wanted = self._wanted(now_s, running, free_run_slots)
+        device = self._store.device
+        view = View(
+            now_s=now_s,
+            block_bytes=self._settings.block_bytes,
+            obtainable=device.obtainable(protected=False),
+            obtainable_protected=device.obtainable(protected=True),
+            reserve=self._settings.reserve_blocks,
+            lease_room=lease_room,
+            copy_room=copy_room,
+            lead_loads=self._settings.lead_loads,
+            wanted=wanted,
+        )
+        plan = make_plan(view, self._rates)
+        for bring in plan.bring:
+            self._loads.cover(
+                self._line[bring.request],
+                bring.blocks,
+                bring.deadline_s,
+                now_s,
+                protected=bring.protected,
+            )
+        for request in plan.refused:
+            self._line[request].refused = True
+            self._make_way(request, wanted)
+
+    def _wanted(
+        self, now_s: float, running: Sequence[Running], free_run_slots: int
+    ) -> list[Wanted]:
+        waiting = [
+            entry
+            for entry in self._line.head(self._settings.look_ahead_requests)
+            if entry.turn_s is None
+        ]
+        for entry in waiting:
+            self._line.refresh(entry)
+        queue = [
+            Queued(entry.request.tokens - len(entry.blocks) * self._settings.block_tokens)
+            for entry in waiting
+        ]
+        starts = expected_starts(now_s, running, queue, free_run_slots, self._rates)
+        return [
+            Wanted(entry.request.id, start_s, entry.covered, entry.here, self._loads.worth(entry))
+            for entry, start_s in zip(waiting, starts, strict=True)
+        ]
+
+    def _rooms(self) -> tuple[int, int]:
+        """Blocks that may still be leased ahead, and that may still be copied ahead."""
+        settings = self._settings
+        leased = self._store.device.prefetch_leased
+        lease_room = int(settings.device_slots * settings.prefetch_share) - leased
+        copied_bytes = settings.in_flight_s * self._rates.link_bytes_per_s.value
+        copy_room = max(1, int(copied_bytes / settings.block_bytes)) - self._flights.load_blocks
+        return lease_room, copy_room
+
+    def _make_way(self, request: int, wanted: Sequence[Wanted]) -> None:
+        """`request` did not fit: the last one, if later by more than its own load, gives way."""
+        mine = next(item for item in wanted if item.request == request)
+        load_s = self._rates.load_s(mine.to_load * self._settings.block_bytes)
+        for item in reversed(wanted):
+            if item.eta_s <= mine.eta_s + load_s:
+                return
+            if item.covered:
+                self._loads.give_back(self._line[item.request])
+                return

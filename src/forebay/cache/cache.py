@@ -1,0 +1,439 @@
+"""`Cache`: what an engine calls, in this order.
+
+    enqueue, (poll, admit)* -> ticket, (grow, ready, begin_step, step_launched, commit)*, finish
+
+One thread owns a cache. It assumes neither that the mover runs in this process nor that reports are
+prompt: everything it does stays right when they come a step late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.cache.ahead import LookAhead
+from forebay.cache.loads import Loads
+from forebay.cache.saves import Saves
+from forebay.config import CacheSettings
+from forebay.core.device import LeaseKind
+from forebay.core.flights import Flights
+from forebay.core.ledger import MissReason, PrefetchLedger, Source
+from forebay.core.planner import Running
+from forebay.core.rates import Average, Rates
+from forebay.core.requests import Growth, NotYet, Request, Ticket, Waiting
+from forebay.core.store import Store
+from forebay.core.waiting import WaitingLine
+from forebay.errors import (
+    LinkTimeoutError,
+    NotIssuedError,
+    ParentMissingError,
+    ProtocolError,
+    RequestError,
+)
+from forebay.transfer.messages import Completion
+from forebay.transfer.mover import Mover, TransferFailedError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Since the start. Blocks by source and miss reason of admitted requests; bytes by outcome."""
+
+    sources: dict[Source, int]
+    misses: dict[MissReason, int]
+    prefetch_bytes: dict[str, int]
+    prefetch_open_bytes: int
+    loaded_bytes: int
+    saved_bytes: int
+    copy_s: float
+    evicted_blocks: int
+    dropped_dirty_blocks: int
+    quarantined_blocks: int
+
+
+class Cache:
+    """Look-ahead KV cache over a device pool and a host tier; see the module for the order of
+    calls.
+
+    `key_bytes` is the width of a block key, `first_transfer` the first id to use with `mover`,
+    `clock` gives seconds, in which the mover's deadlines are too.
+    """
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        mover: Mover,
+        *,
+        key_bytes: int,
+        first_transfer: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.rates = Rates(Average(settings.link_bytes_per_s))
+        self._mover = mover
+        self._clock = clock
+        self._store = Store(key_bytes, settings.device_slots, settings.host_slots)
+        self._line = WaitingLine(self._store, settings.block_tokens)
+        self._flights = Flights(first_transfer)
+        self._ledger = PrefetchLedger(self._store.max_blocks, settings.block_bytes)
+        self._loads = Loads(
+            settings, self._store, self._line, self._flights, self._ledger, self.rates, mover
+        )
+        self._ahead = LookAhead(
+            settings, self._store, self._line, self._flights, self.rates, self._loads
+        )
+        self._saves = Saves(settings, self._store, self._flights, self.rates, mover)
+        self._tickets: dict[int, Ticket] = {}
+        self._generation = 0
+        self._steps: dict[int, list[tuple[Ticket, int]]] = {}
+        self._stuck_since_s: float | None = None
+        self._sources = dict.fromkeys(Source, 0)
+        self._misses = dict.fromkeys(MissReason, 0)
+        self._loaded_bytes = self._saved_bytes = 0
+        self._copy_s = 0.0
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def enqueue(self, request: Request) -> None:
+        """Take a request in; its KV may be on its way from now on.
+
+        Raises RequestError for one that can never run in this pool.
+        """
+        blocks = self._blocks_for(request.tokens + request.max_answer_tokens)
+        if request.tokens < 1:
+            raise RequestError("a request needs at least one token")
+        if blocks > self._most_blocks():
+            raise RequestError(
+                f"{request.tokens} tokens and an answer of up to {request.max_answer_tokens} need "
+                f"{blocks} blocks, and the device pool can give one request {self._most_blocks()}; "
+                "shorten it or enlarge the pool"
+            )
+        whole = request.tokens // self.settings.block_tokens
+        if len(request.keys) != whole * self._store.key_bytes:
+            raise RequestError(
+                f"{request.tokens} tokens are {whole} whole blocks of {self._store.key_bytes} key "
+                f"bytes; {len(request.keys)} bytes were given"
+            )
+        if request.id in self._line or request.id in self._tickets:
+            raise ProtocolError(f"request {request.id} is here already")
+        self._line.add(request)
+
+    def waiting(self) -> list[Request]:
+        """The waiting requests in the order in which their turn comes."""
+        return [entry.request for entry in self._line]
+
+    def abort(self, request: int) -> None:
+        """The request is gone, whatever its state; an unknown or ended one is ignored."""
+        entry = self._line.get(request)
+        if entry is not None:
+            self._loads.give_back(entry)
+            self._line.remove(entry)
+        ticket = self._tickets.get(request)
+        if ticket is not None:
+            self.finish(ticket)
+
+    def admit(self, request: int, *, first: bool) -> Ticket | NotYet:
+        """The turn of `request` has come: a ticket if it can start now, else why not yet.
+
+        `first` says that nothing waits before it: only then may it take back prefetch leases and
+        displace what other waiting requests want.
+        """
+        entry = self._line[request]
+        now_s = self._clock()
+        self._line.refresh(entry)
+        if self._line.shared_with_running(entry) > self.settings.min_shared_tokens:
+            return NotYet.COMPUTING
+        why = self._loads.turn(entry, now_s, first=first)
+        if why is not None:
+            return why
+        if not self._has_room(entry, first=first):
+            return NotYet.FULL
+        return self._issue_ticket(entry)
+
+    def finish(self, ticket: Ticket) -> None:
+        """The request ended: its blocks become ordinary cache, its tail is freed."""
+        self._require_current(ticket)
+        del self._tickets[ticket.request.id]
+        self._line.computes_no_more(ticket)
+        self._store.release(ticket.blocks, LeaseKind.HARD)
+
+    def preempt(self, ticket: Ticket, request: Request) -> None:
+        """Give up a running request's slots and let it wait again as `request`, by its old arrival.
+
+        `request` carries all tokens known now. What was published of it can be found again.
+        """
+        self.finish(ticket)
+        self.enqueue(request)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def grow(self, ticket: Ticket, tokens: int) -> Growth:
+        """See to it that the block table covers `tokens` tokens in all."""
+        self._require_current(ticket)
+        count = self._blocks_for(tokens) - len(ticket.blocks)
+        if count <= 0:
+            return Growth.GROWN
+        blocks = self._store.compute(count, protected=True)
+        if blocks is None:
+            self._loads.revoke(count)
+            blocks = self._store.compute(count, protected=True)
+        if blocks is None:
+            return self._later()
+        self._stuck_since_s = None
+        self._saves.allocated(count)
+        ticket.extend(blocks, self._store.device.slot_of(blocks))
+        return Growth.GROWN
+
+    def begin_step(self, work: Sequence[tuple[Ticket, int, int]]) -> int:
+        """Number a step that computes, for each (ticket, start, tokens), `tokens` from `start` on.
+
+        Raises ProtocolError for a ticket whose loads are not all issued: such a step must not be
+        launched.
+        """
+        step = self._store.newest_step + 1
+        written: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+        for ticket, start, tokens in work:
+            self._require_current(ticket)
+            if self._flights.unissued(ticket.waits):
+                raise ProtocolError(f"request {ticket.request.id} has loads that are not issued")
+            first = start // self.settings.block_tokens
+            written.append(ticket.blocks[first : self._blocks_for(start + tokens)])
+        self._store.newest_step = step
+        if written:
+            self._store.wrote(np.concatenate(written), step)
+        self._steps[step] = [(ticket, start + tokens) for ticket, start, tokens in work]
+        return step
+
+    def ready(
+        self, tickets: Sequence[Ticket], stream: int = 0, timeout_s: float = 30.0
+    ) -> list[Ticket]:
+        """Make `stream` wait for the loads of `tickets`; on a CPU the caller waits.
+
+        Returns the tickets that lost a block: preempt them. In a mode that stalls steps this also
+        waits until the loads are issued. Every wait ends after `timeout_s`.
+        """
+        end_s = self._clock() + timeout_s
+        waits = {transfer for ticket in tickets for transfer in ticket.waits}
+        while self._flights.unissued(waits) and self._clock() < end_s:
+            self._mover.wait_news(max(0.0, min(0.1, end_s - self._clock())))
+            self._take_report()
+        unissued = self._flights.unissued(waits)
+        flying = sorted(
+            transfer for transfer in waits - unissued if self._flights.get(transfer) is not None
+        )
+        try:
+            self._mover.wait(flying, stream, max(0.0, end_s - self._clock()))
+        except (LinkTimeoutError, TransferFailedError, NotIssuedError):
+            # Which of them it was, a late report will say; no step may read any of them until then.
+            unissued |= set(flying)
+        self._take_report()
+        for ticket in tickets:
+            ticket.lost |= bool(ticket.waits & unissued)
+        return [ticket for ticket in tickets if ticket.lost]
+
+    def step_launched(self, step: int, stream: int = 0) -> None:
+        """The step is on `stream`: what it writes may be published once its tokens are known."""
+        for ticket, end in self._steps.pop(step):
+            ticket.launched_tokens = max(ticket.launched_tokens, end)
+        self._mover.step_launched(step, stream)
+
+    def step_abandoned(self, step: int) -> None:
+        """The step will not be launched: it touched nothing."""
+        self._steps.pop(step)
+        self._mover.step_abandoned(step)
+
+    def commit(self, ticket: Ticket, keys: bytes) -> None:
+        """Publish the blocks of `ticket` that are full, launched, and whose `keys` are known.
+
+        `keys` are those of all whole blocks so far; more than was launched is not published yet.
+        """
+        self._require_current(ticket)
+        whole = min(len(keys) // self._store.key_bytes, len(ticket.blocks))
+        whole = min(whole, ticket.launched_tokens // self.settings.block_tokens)
+        first = ticket.published
+        if whole <= first or ticket.request.no_save or ticket.orphaned:
+            return
+        namespace = ticket.request.namespace
+        mine = ticket.blocks[first:whole].copy()
+        parent = ticket.parent
+        try:
+            canonical = self._store.publish(namespace, keys, first, mine, ticket.session)
+        except ParentMissingError:
+            # What it builds on was lost meanwhile: it goes on with blocks of its own.
+            ticket.orphaned = True
+            return
+        ticket.published, ticket.parent = whole, int(canonical[-1])
+        self._saves.computed(mine[canonical == mine])
+        for position in np.flatnonzero(canonical != mine).tolist():
+            self._share(ticket, first + position, int(canonical[position]))
+        self._line.published(namespace, parent)
+        self._line.computes(ticket)
+
+    def serials(self, ticket: Ticket) -> NDArray[np.int64]:
+        """For each block of `ticket` a number that names its content for good."""
+        return self._store.serials(ticket.blocks)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def poll(self, running: Sequence[Running] = (), free_run_slots: int = 1) -> None:
+        """Take in what the mover reports, save what can be saved, and plan. Does not block."""
+        self._take_report()
+        now_s = self._clock()
+        self._ledger.expire(now_s, self._store.device.wanted_counts, self.settings.slack_s)
+        self._ahead.plan(now_s, running, free_run_slots)
+        self._saves.flush(now_s)
+
+    def wait_news(self, timeout_s: float) -> bool:
+        """Wait, at most `timeout_s`, until a transfer got further: for when nothing else can
+        run.
+        """
+        return self._mover.wait_news(timeout_s)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End the mover and take in its last report. The cache must not be used afterwards."""
+        self._mover.close(timeout_s)
+        self._take_report()
+
+    def stats(self) -> CacheStats:
+        """Counters since the start."""
+        counters = self._store.counters
+        return CacheStats(
+            sources=dict(self._sources),
+            misses=dict(self._misses),
+            prefetch_bytes={
+                outcome.value: count for outcome, count in self._ledger.outcomes.items()
+            },
+            prefetch_open_bytes=self._ledger.open_bytes,
+            loaded_bytes=self._loaded_bytes,
+            saved_bytes=self._saved_bytes,
+            copy_s=self._copy_s,
+            evicted_blocks=counters.evicted,
+            dropped_dirty_blocks=counters.dropped_dirty,
+            quarantined_blocks=counters.quarantined,
+        )
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _take_report(self) -> None:
+        report = self._mover.poll()
+        now_s = self._clock()
+        self._store.device.tier.advance(report.completed_step)
+        for transfer in report.issued:
+            self._loads.issued(transfer, now_s)
+        for completion in report.completions:
+            self._take_completion(completion, now_s)
+
+    def _take_completion(self, completion: Completion, now_s: float) -> None:
+        flight = self._flights.get(completion.id)
+        if flight is None:
+            raise ProtocolError(f"transfer {completion.id} ended twice")
+        if not flight.is_load:
+            self._saves.ended(completion, now_s)
+            self._saved_bytes += completion.bytes
+            return
+        self._loaded_bytes += completion.bytes
+        self._copy_s += completion.finished_s - completion.started_s
+        self._loads.ended(completion)
+        incomplete = completion.blocks_done < len(flight.blocks)
+        for request in flight.dependents:
+            ticket = self._tickets.get(request)
+            if ticket is not None and completion.id in ticket.waits:
+                ticket.waits.discard(completion.id)
+                ticket.lost |= incomplete
+
+    def _issue_ticket(self, entry: Waiting) -> Ticket:
+        self._line.remove(entry)
+        cached = entry.blocks[: entry.covered]
+        self._store.promote(cached)
+        self._ledger.read(cached, self._clock() if entry.turn_s is None else entry.turn_s)
+        self._generation += 1
+        sources, misses = _attribute(entry, self.settings.block_tokens)
+        for source, count in sources.items():
+            self._sources[source] += count
+        for reason, count in misses.items():
+            self._misses[reason] += count
+        ticket = Ticket(
+            request=entry.request,
+            generation=self._generation,
+            cached_tokens=entry.covered * self.settings.block_tokens,
+            sources=sources,
+            misses=misses,
+            waits=set(entry.waits),
+            launched_tokens=entry.covered * self.settings.block_tokens,
+            published=entry.covered,
+            session=entry.session,
+            parent=int(cached[-1]) if len(cached) else -1,
+        )
+        ticket.extend(cached, self._store.device.slot_of(cached))
+        self._tickets[entry.request.id] = ticket
+        self._line.computes(ticket)
+        return ticket
+
+    def _has_room(self, entry: Waiting, *, first: bool) -> bool:
+        """Whether the whole prompt fits beside the growth that running requests may need."""
+        reserve = self.settings.reserve_blocks if self._tickets else 0
+        need = self._blocks_for(entry.request.tokens) - entry.covered + reserve
+        device = self._store.device
+        if device.obtainable(protected=first) >= need:
+            return True
+        if first:
+            self._loads.revoke(need, spare=entry)
+        return device.obtainable(protected=first) >= need
+
+    def _share(self, ticket: Ticket, position: int, canonical: int) -> None:
+        """The same content was published by another: use its block, if it lies on the device."""
+        block = np.array([canonical], np.int32)
+        if not self._store.resident(block)[0] or self._store.loading(block)[0]:
+            return
+        own = ticket.blocks[position : position + 1].copy()
+        self._store.touch(block, LeaseKind.HARD)
+        ticket.replace(position, canonical, int(self._store.device.slot_of(block)[0]))
+        self._store.release(own, LeaseKind.HARD)
+
+    def _later(self) -> Growth:
+        """Copies in flight will free slots; if they do not, something must be given up."""
+        now_s = self._clock()
+        if self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        waited_s = now_s - self._stuck_since_s
+        if len(self._flights) and waited_s < self.settings.give_up_grace_s:
+            return Growth.LATER
+        self._stuck_since_s = None
+        return Growth.FULL
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.settings.block_tokens)
+
+    def _most_blocks(self) -> int:
+        return self.settings.device_slots - self._store.counters.quarantined
+
+    def _require_current(self, ticket: Ticket) -> None:
+        current = self._tickets.get(ticket.request.id)
+        if current is None or current.generation != ticket.generation:
+            raise ProtocolError(
+                f"the ticket of request {ticket.request.id} is not current: it has ended, or was "
+                "preempted and admitted anew"
+            )
+
+
+def _attribute(
+    entry: Waiting, block_tokens: int
+) -> tuple[dict[Source, int], dict[MissReason, int]]:
+    """Every whole block of the request has one source, every recomputed one a reason."""
+    asked = entry.request.tokens // block_tokens
+    host = int(np.count_nonzero(entry.origins[: entry.covered]))
+    sources = dict.fromkeys(Source, 0)
+    sources[Source.HOST] = host
+    sources[Source.DEVICE] = entry.covered - host
+    sources[Source.RECOMPUTED] = asked - entry.covered
+    misses = dict.fromkeys(MissReason, 0)
+    if entry.request.no_cache:
+        misses[MissReason.DISABLED] = asked
+        return sources, misses
+    limited = len(entry.blocks) - entry.covered
+    misses[entry.limit_reason] += limited
+    misses[MissReason.ABSENT] += asked - entry.covered - limited
+    return sources, misses

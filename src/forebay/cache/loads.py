@@ -1,0 +1,268 @@
+"""Loads: bring what waiting requests want from host memory to the device.
+
+Ahead of a request's turn this carries out plans. When its turn has come it sees to the rest: what
+is not issued is expedited and, after a bound, given up and recomputed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forebay.config import CacheSettings
+from forebay.core.arrays import Ids
+from forebay.core.device import LeaseKind
+from forebay.core.flights import Flight, Flights
+from forebay.core.ledger import MissReason, PrefetchLedger, PrefetchOutcome
+from forebay.core.modes import policy_of
+from forebay.core.rates import Rates
+from forebay.core.requests import NotYet, Waiting
+from forebay.core.store import Store
+from forebay.core.waiting import WaitingLine
+from forebay.transfer.messages import Completion, Direction, Outcome, Transfer, TransferClass
+from forebay.transfer.mover import Mover
+
+
+class Loads:
+    """Everything between a request's arrival and its admission that moves or leases blocks."""
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        store: Store,
+        line: WaitingLine,
+        flights: Flights,
+        ledger: PrefetchLedger,
+        rates: Rates,
+        mover: Mover,
+    ) -> None:
+        self._settings = settings
+        self._policy = policy_of(settings.mode)
+        self._store = store
+        self._line = line
+        self._flights = flights
+        self._ledger = ledger
+        self._rates = rates
+        self._mover = mover
+        self._link_free_s = 0.0
+
+    def worth(self, entry: Waiting) -> int:
+        """Blocks to load for `entry`; none where recomputing so few is the quicker way."""
+        loaded = int(np.count_nonzero(entry.origins))
+        tokens = (entry.to_load + loaded) * self._settings.block_tokens
+        return entry.to_load if tokens >= self._settings.min_load_tokens else 0
+
+    # -- a request's turn ------------------------------------------------------------------------
+
+    def turn(self, entry: Waiting, now_s: float, *, first: bool) -> NotYet | None:
+        """The request could start but for its load. None: everything it covers is issued.
+
+        In a mode that stalls steps, un-issued loads do not hold it back.
+        """
+        self._line.refresh(entry)
+        if entry.turn_s is None:
+            entry.turn_s = now_s
+        if not self.worth(entry) and entry.to_load and entry.limit is None:
+            self._limit(entry, self._leading(entry), MissReason.SHORT)
+        if entry.here or entry.to_load:
+            if entry.refused:
+                self._ledger.refused(entry.to_load)
+                entry.refused = False
+            self._cover_all(entry, now_s, first=first)
+            if entry.here or entry.to_load:
+                return NotYet.FULL
+        entry.unissued = self._flights.unissued(entry.waits)
+        if not entry.unissued or self._policy.stalls_step:
+            self._demand(entry, now_s)
+            return None
+        self._demand(entry, now_s)
+        return self._wait_or_give_up(entry, now_s)
+
+    def _cover_all(self, entry: Waiting, now_s: float, *, first: bool) -> None:
+        self.cover(entry, entry.to_load, now_s, now_s, protected=first)
+        if first and (entry.here or entry.to_load):
+            self.revoke(self._store.device.slots, spare=entry)
+            self.cover(entry, entry.to_load, now_s, now_s, protected=True)
+
+    def _demand(self, entry: Waiting, now_s: float) -> None:
+        """Its turn has come: what it waits for goes before every prefetch."""
+        if entry.unissued and entry.demanded_s is None:
+            entry.demanded_s = now_s
+            self._mover.expedite(sorted(entry.unissued), TransferClass.DEMAND, now_s)
+
+    def _wait_or_give_up(self, entry: Waiting, now_s: float) -> NotYet | None:
+        """Bounded: the smaller of two loads and the recompute, and at least a step."""
+        settings = self._settings
+        loaded = int(np.count_nonzero(entry.origins))
+        load_s = self._rates.load_s(loaded * settings.block_bytes)
+        recompute_s = self._rates.prefill_s(loaded * settings.block_tokens)
+        bound_s = max(self._rates.step_s.value, min(2 * load_s, recompute_s))
+        waited_s = now_s - (now_s if entry.demanded_s is None else entry.demanded_s)
+        if waited_s <= bound_s:
+            return NotYet.LOADING
+        if entry.limit is None:
+            # What was handed to the link is kept: the cancelled transfer says how far it came.
+            entry.limit, entry.limit_reason = entry.covered, MissReason.LATE
+            self._mover.cancel(self._flights.abandon(entry.unissued, entry.request.id))
+            self._flights.depend(self._still_flying(entry.unissued), entry.request.id)
+            return NotYet.LOADING
+        if waited_s <= 2 * bound_s + settings.give_up_grace_s:
+            return NotYet.LOADING
+        # The link does not even end what was cancelled. Its blocks stay out of everybody's reach.
+        self._limit(entry, self._first_of(entry, entry.unissued), MissReason.LATE)
+        return None
+
+    def _still_flying(self, transfers: set[int]) -> list[int]:
+        return [transfer for transfer in transfers if self._flights.get(transfer) is not None]
+
+    def _limit(self, entry: Waiting, blocks: int, reason: MissReason) -> None:
+        """Recompute what lies behind the first `blocks` of its match."""
+        self._line.uncover(entry, blocks)
+        self._flights.abandon(entry.unissued - entry.waits, entry.request.id)
+        entry.limit, entry.limit_reason = blocks, reason
+        entry.unissued &= entry.waits
+        self._line.count(entry)
+
+    def _leading(self, entry: Waiting) -> int:
+        """Blocks of its match up to the first that would have to be loaded."""
+        ahead = self._store.resident(entry.blocks[entry.covered : entry.loadable])
+        return entry.covered + (len(ahead) if ahead.all() else int(np.argmin(ahead)))
+
+    def _first_of(self, entry: Waiting, transfers: set[int]) -> int:
+        """The first covered place that one of `transfers` fills."""
+        flights = [self._flights.get(transfer) for transfer in transfers]
+        blocks = [flight.blocks for flight in flights if flight is not None]
+        if not blocks:
+            return entry.covered
+        waits = np.isin(entry.blocks[: entry.covered], np.concatenate(blocks))
+        return int(np.argmax(waits)) if waits.any() else entry.covered
+
+    # -- leasing and loading ---------------------------------------------------------------------
+
+    def cover(
+        self, entry: Waiting, load: int, deadline_s: float, now_s: float, *, protected: bool
+    ) -> None:
+        """Lease the next blocks of its match, loading up to `load` of them, as many as fit.
+
+        Changes `entry` and the store, and submits one transfer at most.
+        """
+        store = self._store
+        ahead = entry.blocks[entry.covered : entry.loadable]
+        absent = np.flatnonzero(~store.resident(ahead)).astype(np.int32)
+        # Leased before anything is evicted, so that a load cannot displace what it builds on.
+        here = _reach(absent, 0, len(ahead))
+        store.touch(ahead[:here], LeaseKind.PREFETCH)
+        load = min(load, len(absent), store.device.obtainable(protected=protected))
+        reach = _reach(absent, load, len(ahead))
+        more = ahead[here:reach]
+        store.touch(more, LeaseKind.PREFETCH)
+        if load and not self._start(
+            entry, ahead[absent[:load]], deadline_s, now_s, protected=protected
+        ):
+            store.release(more, LeaseKind.PREFETCH)
+            reach = here
+        taken = ahead[:reach]
+        loads = store.loads_of(taken)
+        from_host = store.loading(taken)
+        entry.origins = np.concatenate([entry.origins, from_host])
+        entry.covered += reach
+        entry.waits |= loads
+        self._flights.depend(loads, entry.request.id)
+        self._line.count(entry)
+
+    def _start(
+        self, entry: Waiting, blocks: Ids, deadline_s: float, now_s: float, *, protected: bool
+    ) -> bool:
+        """Submit one load of `blocks`; False when there was no room after all."""
+        ahead = entry.turn_s is None
+        transfer = self._flights.next_id()
+        copies = self._store.start_load(transfer, blocks, protected=protected)
+        if copies is None:
+            return False
+        self._flights.add(Flight(transfer, True, blocks, ahead, now_s))
+        if ahead:
+            self._ledger.planned(transfer, blocks, max(deadline_s, now_s) + self._settings.slack_s)
+        self._mover.submit(
+            [
+                Transfer(
+                    id=transfer,
+                    direction=Direction.LOAD,
+                    transfer_class=TransferClass.PREFETCH if ahead else TransferClass.DEMAND,
+                    deadline_s=deadline_s,
+                    sources=copies.sources,
+                    destinations=copies.destinations,
+                    after_steps=copies.after_steps,
+                )
+            ]
+        )
+        return True
+
+    def revoke(self, blocks: int, *, spare: Waiting | None = None) -> None:
+        """Take prefetch leases back, last in the queue first, until `blocks` can be obtained.
+
+        Does nothing where even all of them would not make that room.
+        """
+        device = self._store.device
+        most = device.obtainable(protected=True) + device.prefetch_leased
+        if most - (spare.covered if spare is not None else 0) < blocks:
+            return
+        for entry in reversed(list(self._line)):
+            if device.obtainable(protected=True) >= blocks:
+                return
+            if entry is not spare and entry.covered:
+                self.give_back(entry)
+
+    def give_back(self, entry: Waiting) -> None:
+        """End all its leases; loads that nobody else wants are cancelled."""
+        waits = set(entry.waits)
+        self._line.uncover(entry, 0)
+        self._mover.cancel(self._flights.abandon(waits, entry.request.id))
+
+    # -- what the mover says ---------------------------------------------------------------------
+
+    def issued(self, transfer: int, now_s: float) -> None:
+        """Every window of `transfer` has been handed to the link."""
+        flight = self._flights.get(transfer)
+        if flight is None:
+            return
+        flight.issued = True
+        self._ledger.issued(transfer, now_s)
+
+    def ended(self, completion: Completion) -> Flight:
+        """A load is over. Waiting requests that wanted it keep what arrived."""
+        flight = self._flights.end(completion.id)
+        missing = self._store.end_load(
+            completion.id, completion.blocks_done, completion.blocks_touched
+        )
+        busy_s = completion.finished_s - max(completion.started_s, self._link_free_s)
+        self._link_free_s = max(self._link_free_s, completion.finished_s)
+        if completion.outcome is Outcome.DONE:
+            self._rates.moved(completion.bytes, busy_s)
+        failed = completion.outcome is Outcome.FAILED
+        if len(missing):
+            self._ledger.ended(
+                missing, PrefetchOutcome.FAILED if failed else PrefetchOutcome.CANCELLED
+            )
+        for request in flight.dependents:
+            entry = self._line.get(request)
+            if entry is not None:
+                self._landed(entry, completion.id, missing, failed=failed)
+        if failed and len(missing):
+            self._store.unpublish(int(missing[0]))
+        return flight
+
+    def _landed(self, entry: Waiting, transfer: int, missing: Ids, *, failed: bool) -> None:
+        entry.waits.discard(transfer)
+        entry.unissued.discard(transfer)
+        lacking = np.isin(entry.blocks[: entry.covered], missing)
+        if lacking.any():
+            self._line.uncover(entry, int(np.argmax(lacking)))
+            if failed:
+                entry.limit_reason = MissReason.FAILED
+        if entry.limit is not None:
+            entry.limit = min(entry.limit, entry.covered)
+        self._line.count(entry)
+
+
+def _reach(absent: Ids, load: int, length: int) -> int:
+    """How far a lease reaches along a path when the first `load` absent places are loaded."""
+    return int(absent[load]) if load < len(absent) else length

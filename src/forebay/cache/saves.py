@@ -1,0 +1,114 @@
+"""Saves: copies of computed blocks to host memory, behind the running requests.
+
+Written through as blocks are computed while free host slots last; and in every mode the next
+victims of the device tier are kept CLEAN ahead of their eviction, as many as are allocated in two
+save round trips. A block still DIRTY when its slot is taken is dropped and counted, never awaited.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from forebay.config import CacheSettings, SaveMode
+from forebay.core.arrays import Ids
+from forebay.core.flights import Flight, Flights
+from forebay.core.modes import policy_of
+from forebay.core.rates import Average, Rates
+from forebay.core.store import Store
+from forebay.transfer.messages import Completion, Direction, Transfer, TransferClass
+from forebay.transfer.mover import Mover
+
+
+class Saves:
+    """Chooses what to save and when. Changes the store, submits to the mover."""
+
+    def __init__(
+        self, settings: CacheSettings, store: Store, flights: Flights, rates: Rates, mover: Mover
+    ) -> None:
+        self._settings = settings
+        self._enabled = policy_of(settings.mode).host_tier and settings.host_slots > 0
+        self._through = settings.save_mode is SaveMode.WRITE_THROUGH
+        self._store = store
+        self._flights = flights
+        self._rates = rates
+        self._mover = mover
+        # (block, serial): a block that is gone has another serial, or none.
+        self._pending: deque[tuple[Ids, np.ndarray[tuple[int], np.dtype[np.int64]]]] = deque()
+        self._round_trip_s = Average(0.05)
+        self._allocated = 0
+        self._allocated_since_s = 0.0
+        self._allocations_per_s = Average(0.0)
+
+    def computed(self, blocks: Ids) -> None:
+        """`blocks` (ancestors first) were published: save them when the link has time."""
+        if self._enabled and self._through and len(blocks):
+            self._pending.append((blocks.copy(), self._store.serials(blocks)))
+
+    def allocated(self, blocks: int) -> None:
+        """The device tier gave out `blocks` slots."""
+        self._allocated += blocks
+
+    def flush(self, now_s: float) -> None:
+        """Submit what fits into the bound on saves in flight."""
+        if not self._enabled:
+            return
+        room = self._room()
+        if room > 0:
+            room -= self._save(self._store.next_to_clean(self._ahead(now_s))[:room], now_s, True)
+        while room > 0 and self._pending:
+            blocks, serials = self._pending.popleft()
+            left = blocks[self._store.serials(blocks) == serials]
+            left = left[self._store.dirty(left)]
+            if len(left) > room:
+                rest = left[room:]
+                self._pending.appendleft((rest, self._store.serials(rest)))
+                left = left[:room]
+            room -= self._save(left, now_s, False)
+
+    def ended(self, completion: Completion, now_s: float) -> Flight:
+        """A save is over."""
+        flight = self._flights.end(completion.id)
+        self._store.end_save(completion.id, completion.blocks_done, completion.blocks_touched)
+        self._round_trip_s.add(now_s - flight.submitted_s)
+        return flight
+
+    def _room(self) -> int:
+        in_flight_bytes = self._settings.saves_in_flight_s * self._rates.link_bytes_per_s.value
+        most = max(1, int(in_flight_bytes / self._settings.block_bytes))
+        return most - self._flights.save_blocks
+
+    def _ahead(self, now_s: float) -> int:
+        """Victims to keep CLEAN: what is allocated in two save round trips, and one reserve."""
+        elapsed_s = now_s - self._allocated_since_s
+        if elapsed_s > self._round_trip_s.value:
+            self._allocations_per_s.add(self._allocated / elapsed_s)
+            self._allocated, self._allocated_since_s = 0, now_s
+        # Free slots are given out before any victim.
+        soon = int(2 * self._round_trip_s.value * self._allocations_per_s.value)
+        wanted = soon + self._settings.reserve_blocks - self._store.device.tier.free
+        return min(max(0, wanted), self._settings.device_slots // 2)
+
+    def _save(self, blocks: Ids, now_s: float, pressing: bool) -> int:
+        if not len(blocks):
+            return 0
+        transfer = self._flights.next_id()
+        copies = self._store.start_save(transfer, blocks, pressing=pressing)
+        if copies is None:
+            return 0
+        self._flights.add(Flight(transfer, False, copies.blocks, False, now_s))
+        self._mover.submit(
+            [
+                Transfer(
+                    id=transfer,
+                    direction=Direction.SAVE,
+                    transfer_class=TransferClass.SAVE,
+                    deadline_s=now_s,
+                    sources=copies.sources,
+                    destinations=copies.destinations,
+                    after_steps=copies.after_steps,
+                )
+            ]
+        )
+        return len(copies.blocks)

@@ -1,0 +1,128 @@
+"""Every setting once: its unit, its default, the reason for it, and what cannot work."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forebay.core.modes import Mode, policy_of
+from forebay.errors import SettingsError
+
+MIB = 1 << 20
+
+
+class SaveMode(StrEnum):
+    """WRITE_THROUGH: save as blocks are computed. ON_EVICT: only ahead of eviction."""
+
+    WRITE_THROUGH = "write_through"
+    ON_EVICT = "on_evict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """Settings of a `Cache`. Slots are block-sized; see `geometry` for how big a block is."""
+
+    block_tokens: int
+    block_bytes: int
+    device_slots: int
+    host_slots: int
+    mode: Mode = Mode.LOOK_AHEAD
+    save_mode: SaveMode = SaveMode.WRITE_THROUGH
+    # Two lanes with one 8 MiB window each reach 98 % of a PCIe 5 link, and a foreign copy waits for
+    # them at most; smaller windows trade rate for that wait.
+    window_bytes: int = 8 * MIB
+    # Bounds the work of one planning event; requests further back start after these.
+    look_ahead_requests: int = 64
+    # What look-ahead may hold of the device pool (prefetch leases), so that running requests and
+    # ordinary reuse keep the rest.
+    prefetch_share: float = 0.5
+    # Kept obtainable for running requests to grow into.
+    reserve_share: float = 0.05
+    # Prefetch copies in flight, in seconds of link time: what a cancelled plan may still cost.
+    in_flight_s: float = 0.25
+    # Saves in flight, in seconds of link time.
+    saves_in_flight_s: float = 0.25
+    # An asynchronous load costs about a step before it pays; shorter prefixes are recomputed.
+    min_load_tokens: int = 64
+    # A request waits for another's prefill of the same prefix above this many shared tokens.
+    min_shared_tokens: int = 100
+    # Only a load whose victims are wanted too is delayed until this many of its own load times
+    # before its request starts.
+    lead_loads: float = 3.0
+    # A cancelled load ends with its windows in flight; one that does not by then hangs.
+    give_up_grace_s: float = 1.0
+    # Unclaimed prefetched blocks become ordinary cache this long after their request is gone.
+    slack_s: float = 5.0
+    # Assumed until the first transfers have been timed.
+    link_bytes_per_s: float = 10e9
+
+    def __post_init__(self) -> None:
+        self._require_positive("block_tokens", "block_bytes", "device_slots", "window_bytes")
+        self._require_positive("look_ahead_requests", "link_bytes_per_s", "in_flight_s")
+        for name in ("prefetch_share", "reserve_share"):
+            share = getattr(self, name)
+            if not 0.0 <= share <= 1.0:
+                raise SettingsError(f"{name} is a share of the device pool, 0 to 1, not {share}")
+        if self.prefetch_share + self.reserve_share > 1.0:
+            raise SettingsError(
+                f"prefetch_share {self.prefetch_share} and reserve_share {self.reserve_share} "
+                "exceed the device pool together; lower one of them"
+            )
+        if self.host_slots < 0:
+            raise SettingsError(f"host_slots is {self.host_slots}; 0 means no host tier")
+        if policy_of(self.mode).host_tier and self.host_slots:
+            self._check_host()
+
+    @property
+    def reserve_blocks(self) -> int:
+        """Device slots kept obtainable for running requests to grow into."""
+        return max(1, int(self.device_slots * self.reserve_share))
+
+    @property
+    def effective_blocks(self) -> int:
+        """Distinct blocks that fit in device and host memory together."""
+        return self.device_slots + (self.host_slots if policy_of(self.mode).host_tier else 0)
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
+
+    def _check_host(self) -> None:
+        host_bytes = self.host_slots * self.block_bytes
+        if self.window_bytes > host_bytes:
+            raise SettingsError(
+                f"a window of {self.window_bytes} bytes exceeds the host pool of {host_bytes} "
+                f"bytes; a window_bytes of {max(self.block_bytes, host_bytes // 4)} would work, "
+                "or a larger host pool"
+            )
+        if self.host_slots < self.device_slots:
+            warnings.warn(
+                f"the host tier ({self.host_slots} blocks) is smaller than the device pool "
+                f"({self.device_slots}): it will mostly mirror it and bring little; give it "
+                "several times the device pool",
+                stacklevel=4,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """Settings of the batching rules."""
+
+    # Tokens a step may compute, prefill and decode together.
+    step_tokens: int = 512
+    # Requests that decode or prefill at once.
+    max_running: int = 8
+    # Waiting requests, running ones not counted; above it, enqueue refuses.
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("step_tokens", "max_running", "max_waiting"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.step_tokens < self.max_running:
+            raise SettingsError(
+                f"step_tokens {self.step_tokens} cannot hold one token for each of max_running "
+                f"{self.max_running}; raise step_tokens or lower max_running"
+            )

@@ -1,0 +1,248 @@
+"""The device tier: leases, protection, and the order in which blocks lose their device slot.
+
+A block is idle when nobody leases it. Idle published blocks stand in one of two eviction orders:
+ordinary ones first, those that a waiting request wants (*protected*) after them. A block that a
+copy reads or writes is *busy*: it keeps its place and is passed over.
+
+`DevicePool` is what the cache needs of whoever owns the device's slots. `OwnDevicePool` is ours; an
+engine that owns its pool brings its own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import EMPTY_IDS, Ids, Steps
+from forebay.core.order import EvictionOrder
+from forebay.core.slots import SlotState, TierSlots
+from forebay.errors import ProtocolError
+
+
+class LeaseKind(IntEnum):
+    """HARD: until given back. PREFETCH: revocable, by exactly the three that the planner knows."""
+
+    HARD = 0
+    PREFETCH = 1
+
+
+class DevicePool(Protocol):
+    """Slots in device memory. Blocks are ids; a lease on a block always covers its path."""
+
+    @property
+    def slots(self) -> int:
+        """Slots in the pool, quarantined ones included."""
+        ...
+
+    def obtainable(self, *, protected: bool) -> int:
+        """Slots that are FREE or held by idle blocks; `protected` counts those of wanted blocks."""
+        ...
+
+    def allocate(self, blocks: Ids, state: SlotState, *, protected: bool) -> Ids | None:
+        """Give each of `blocks` a slot in LOADING or DIRTY.
+
+        Evicts exactly what is missing and returns the blocks that lost their slot, leaf first (they
+        are no longer on the device when this returns); or returns None and changes nothing.
+        """
+        ...
+
+    def slot_of(self, blocks: Ids) -> Ids:
+        """The slot of each block, -1 where it has none."""
+        ...
+
+    def stamps(self, blocks: Ids) -> Steps:
+        """For each block, the newest step that may touch its slot."""
+        ...
+
+    def touch(self, blocks: Ids, kind: LeaseKind) -> None:
+        """Add a lease of `kind` to each block."""
+        ...
+
+    def release(self, blocks: Ids, kind: LeaseKind, step: int) -> Ids:
+        """End a lease of `kind` on each block; `step` may still touch them. Returns the idle
+        ones.
+        """
+        ...
+
+    def publish(self, blocks: Ids) -> None:
+        """Idle `blocks` (root first) may be given up from now on, last of all."""
+        ...
+
+    def forget(self, blocks: Ids) -> None:
+        """Free the slots of idle `blocks`; their content is gone."""
+        ...
+
+
+_ORDINARY, _PROTECTED = 0, 1
+
+
+class OwnDevicePool:
+    """A `DevicePool` over slots of our own. Blocks are ids below `max_blocks`."""
+
+    def __init__(self, slots: int, max_blocks: int) -> None:
+        self.tier = TierSlots(slots)
+        self._slot: Ids = np.full(max_blocks, -1, np.int32)
+        self._leases: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
+        self._prefetch: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
+        self._wanted: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
+        self._busy: NDArray[np.bool_] = np.zeros(max_blocks, np.bool_)
+        self._order = EvictionOrder(max_blocks)
+        self._prefetch_leased = 0
+
+    @property
+    def slots(self) -> int:
+        return self.tier.count
+
+    @property
+    def protected_blocks(self) -> int:
+        """Idle blocks that a waiting request wants."""
+        return self._order.count(_PROTECTED)
+
+    @property
+    def prefetch_leased(self) -> int:
+        """Blocks under at least one prefetch lease."""
+        return self._prefetch_leased
+
+    def obtainable(self, *, protected: bool) -> int:
+        extra = self._order.count(_PROTECTED) if protected else 0
+        return self.tier.free + self._order.count(_ORDINARY) + extra
+
+    def slot_of(self, blocks: Ids) -> Ids:
+        return self._slot[blocks]
+
+    def stamps(self, blocks: Ids) -> Steps:
+        return self.tier.stamps(self._slot[blocks])
+
+    def leases(self, blocks: Ids) -> NDArray[np.int32]:
+        """Leases on each block, of both kinds."""
+        return self._leases[blocks]
+
+    def idle(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether each block stands in an eviction order: published, on the device, not leased."""
+        return self._order.contains(blocks)
+
+    def allocate(self, blocks: Ids, state: SlotState, *, protected: bool) -> Ids | None:
+        count = len(blocks)
+        evicted = self._evict(count - self.tier.free, protected)
+        if evicted is None:
+            return None
+        take = self.tier.take_oldest if state is SlotState.LOADING else self.tier.take_newest
+        self._slot[blocks] = take(count, state)
+        if state is SlotState.LOADING:
+            self._busy[blocks] = True
+        return evicted
+
+    def touch(self, blocks: Ids, kind: LeaseKind) -> None:
+        self._leases[blocks] += 1
+        if kind is LeaseKind.PREFETCH:
+            held = self._prefetch[blocks]
+            self._prefetch_leased += len(blocks) - int(np.count_nonzero(held))
+            self._prefetch[blocks] = held + 1
+        self._order.discard(blocks)
+
+    def release(self, blocks: Ids, kind: LeaseKind, step: int) -> Ids:
+        left = self._leases[blocks] - 1
+        if kind is LeaseKind.PREFETCH:
+            self._end_prefetch(blocks)
+        elif len(left) and int(left.min()) < 0:
+            raise ProtocolError("a lease was given back twice")
+        self._leases[blocks] = left
+        slots = self._slot[blocks]
+        self.tier.touch(slots if len(slots) and int(slots.min()) >= 0 else slots[slots >= 0], step)
+        return blocks[left == 0]
+
+    def promote(self, blocks: Ids) -> None:
+        """A prefetch lease on each block becomes a hard one."""
+        self._end_prefetch(blocks)
+
+    def publish(self, blocks: Ids) -> None:
+        wanted = self._wanted[blocks] > 0
+        if wanted.any():
+            self._order.append(blocks[wanted], _PROTECTED)
+            blocks = blocks[~wanted]
+        self._order.append(blocks, _ORDINARY)
+
+    def protect(self, blocks: Ids) -> None:
+        """One more waiting request wants `blocks` (root first)."""
+        self._wanted[blocks] += 1
+        self._order.append(blocks[self._order.contains(blocks)], _PROTECTED)
+
+    def unprotect(self, blocks: Ids) -> None:
+        """One waiting request less wants `blocks` (root first)."""
+        left = self._wanted[blocks] - 1
+        if len(left) and int(left.min()) < 0:
+            raise ProtocolError("protection was given back twice")
+        self._wanted[blocks] = left
+        last = blocks[left == 0]
+        self._order.append(last[self._order.contains(last)], _ORDINARY)
+
+    def wanted(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether a waiting request wants each block."""
+        return self._wanted[blocks] > 0
+
+    @property
+    def wanted_counts(self) -> NDArray[np.int32]:
+        """By block: how many waiting requests want it. Not to be written."""
+        return self._wanted
+
+    def next_victims(self, count: int) -> Ids:
+        """The blocks that would lose their slot first, leaf first."""
+        victims = self._order.peek(count, _ORDINARY)
+        if len(victims) < count:
+            more = self._order.peek(count - len(victims), _PROTECTED)
+            victims = np.concatenate([victims, more])
+        return victims
+
+    def move(self, blocks: Ids, state: SlotState) -> None:
+        """Change the state of the slots of `blocks` (all on the device)."""
+        self.tier.move(self._slot[blocks], state)
+        self._busy[blocks] = state in (SlotState.LOADING, SlotState.SAVING)
+
+    def state(self, blocks: Ids) -> NDArray[np.int8]:
+        """The `SlotState` of each block's slot (all on the device)."""
+        return self.tier.state(self._slot[blocks])
+
+    def busy(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether a copy reads or writes each block."""
+        return self._busy[blocks]
+
+    def forget(self, blocks: Ids) -> None:
+        self._drop(blocks, SlotState.FREE)
+
+    def quarantine(self, blocks: Ids) -> None:
+        """Take the slots of `blocks` out of use for good: a copy into them never completed."""
+        self._drop(blocks, SlotState.QUARANTINED)
+
+    def _drop(self, blocks: Ids, state: SlotState) -> None:
+        self._order.discard(blocks)
+        self.tier.move(self._slot[blocks], state)
+        self._slot[blocks] = -1
+        self._busy[blocks] = False
+
+    def _end_prefetch(self, blocks: Ids) -> None:
+        held = self._prefetch[blocks] - 1
+        if len(held) and int(held.min()) < 0:
+            raise ProtocolError("a prefetch lease was given back twice")
+        self._prefetch[blocks] = held
+        self._prefetch_leased -= len(blocks) - int(np.count_nonzero(held))
+
+    def _evict(self, count: int, protected: bool) -> Ids | None:
+        if count <= 0:
+            return EMPTY_IDS
+        victims = self._order.pop(count, _ORDINARY, self._busy)
+        missing = count - len(victims)
+        if missing and protected:
+            wanted = self._order.pop(missing, _PROTECTED, self._busy)
+            if len(wanted) < missing:
+                self._order.prepend(wanted, _PROTECTED)
+            else:
+                victims, missing = np.concatenate([victims, wanted]), 0
+        if missing:
+            self._order.prepend(victims, _ORDINARY)
+            return None
+        self.tier.move(self._slot[victims], SlotState.FREE)
+        self._slot[victims] = -1
+        return victims

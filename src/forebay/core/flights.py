@@ -1,0 +1,102 @@
+"""Transfers in flight: what each carries, for whom, and how far it is.
+
+Bookkeeping only: the cache submits to the mover and reports back what the mover said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from forebay.core.arrays import Ids
+
+
+@dataclass(slots=True)
+class Flight:
+    """One un-ended transfer. `dependents` are the waiting requests that want it, by id."""
+
+    id: int
+    is_load: bool
+    blocks: Ids
+    prefetch: bool
+    submitted_s: float
+    dependents: set[int] = field(default_factory=set[int])
+    issued: bool = False
+    cancelled: bool = False
+
+
+class Flights:
+    """All un-ended transfers, by id. Ids grow and are never used again."""
+
+    def __init__(self, first_id: int) -> None:
+        self._flights: dict[int, Flight] = {}
+        self._next_id = first_id
+        self._load_blocks = 0
+        self._save_blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(self._flights.values())
+
+    @property
+    def load_blocks(self) -> int:
+        """Blocks of un-ended loads."""
+        return self._load_blocks
+
+    @property
+    def save_blocks(self) -> int:
+        """Blocks of un-ended saves."""
+        return self._save_blocks
+
+    def next_id(self) -> int:
+        """The id for the next transfer."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def add(self, flight: Flight) -> None:
+        """A transfer was submitted."""
+        self._flights[flight.id] = flight
+        if flight.is_load:
+            self._load_blocks += len(flight.blocks)
+        else:
+            self._save_blocks += len(flight.blocks)
+
+    def get(self, transfer: int) -> Flight | None:
+        """The transfer, or None when it has ended."""
+        return self._flights.get(transfer)
+
+    def end(self, transfer: int) -> Flight:
+        """A completion came: the transfer is over."""
+        flight = self._flights.pop(transfer)
+        if flight.is_load:
+            self._load_blocks -= len(flight.blocks)
+        else:
+            self._save_blocks -= len(flight.blocks)
+        return flight
+
+    def unissued(self, transfers: Iterable[int]) -> set[int]:
+        """Those of `transfers` that are un-ended and not yet issued."""
+        found = (self._flights.get(transfer) for transfer in transfers)
+        return {flight.id for flight in found if flight is not None and not flight.issued}
+
+    def depend(self, transfers: Iterable[int], request: int) -> None:
+        """`request` wants what `transfers` bring."""
+        for transfer in transfers:
+            self._flights[transfer].dependents.add(request)
+
+    def abandon(self, transfers: Iterable[int], request: int) -> list[int]:
+        """`request` wants them no longer. Returns those that nobody wants and that can be
+        stopped.
+        """
+        stop: list[int] = []
+        for transfer in transfers:
+            flight = self._flights.get(transfer)
+            if flight is None:
+                continue
+            flight.dependents.discard(request)
+            if not flight.dependents and not flight.issued and not flight.cancelled:
+                flight.cancelled = True
+                stop.append(transfer)
+        return stop

@@ -1,0 +1,124 @@
+"""The host tier: pinned memory under the device, filled by saves, read by loads.
+
+Host copies of blocks that are on the device too (*copies*) are the first to go, newest first: those
+stay on the device longest. Blocks that are only here (*sole*) go least recently used first,
+children before parents. A slot that a copy reads is *held*, and neither evicted nor reused until
+it ends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import Ids
+from forebay.core.order import EvictionOrder
+from forebay.core.slots import SlotState, TierSlots
+from forebay.errors import ProtocolError
+
+_COPIES, _SOLE = 0, 1
+
+
+class HostPool:
+    """Slots in host memory. Blocks are ids below `max_blocks`."""
+
+    def __init__(self, slots: int, max_blocks: int) -> None:
+        self.tier = TierSlots(slots)
+        self._slot: Ids = np.full(max_blocks, -1, np.int32)
+        self._holds: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
+        self._never_busy: NDArray[np.bool_] = np.zeros(max_blocks, np.bool_)
+        self._order = EvictionOrder(max_blocks)
+
+    @property
+    def slots(self) -> int:
+        """Slots in the pool, quarantined ones included."""
+        return self.tier.count
+
+    @property
+    def copies(self) -> int:
+        """Unheld blocks that the device holds too."""
+        return self._order.count(_COPIES)
+
+    @property
+    def sole(self) -> int:
+        """Unheld blocks that are nowhere else."""
+        return self._order.count(_SOLE)
+
+    def slot_of(self, blocks: Ids) -> Ids:
+        """The slot of each block, -1 where it has none."""
+        return self._slot[blocks]
+
+    def holds(self, blocks: Ids) -> NDArray[np.int32]:
+        """How many copies read each block's slot."""
+        return self._holds[blocks]
+
+    def valid(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether each block has a host slot whose save has completed."""
+        return self.tier.state(self._slot[blocks]) == SlotState.CLEAN
+
+    def take(self, blocks: Ids) -> None:
+        """Give each of `blocks` a slot in SAVING. The caller checked `tier.free`."""
+        self._slot[blocks] = self.tier.take_oldest(len(blocks), SlotState.SAVING)
+
+    def saved(self, blocks: Ids, *, on_device: NDArray[np.bool_]) -> None:
+        """The save of `blocks` (root first) completed; `on_device` says which are there still."""
+        self.tier.move(self._slot[blocks], SlotState.CLEAN)
+        self._stand(blocks, on_device)
+
+    def hold(self, blocks: Ids) -> None:
+        """A copy reads `blocks`: out of the order until `unhold`."""
+        self._holds[blocks] += 1
+        self._order.discard(blocks)
+
+    def unhold(self, blocks: Ids, *, on_device: NDArray[np.bool_]) -> None:
+        """A copy that read `blocks` (root first) has ended."""
+        left = self._holds[blocks] - 1
+        if len(left) and int(left.min()) < 0:
+            raise ProtocolError("a host slot was given back twice")
+        self._holds[blocks] = left
+        free = left == 0
+        self._stand(blocks[free], on_device[free])
+
+    def left_device(self, leaf_first: Ids) -> None:
+        """`leaf_first`, all valid here, lost their device slot: now they are only here."""
+        unheld = leaf_first[self._holds[leaf_first] == 0]
+        self._order.append(unheld[::-1], _SOLE)
+
+    def newest_copies(self, count: int) -> Ids:
+        """Take up to `count` copies out of the order. Give back with `stand_copies`, or
+        `forget`.
+        """
+        return self._order.pop_newest(count, _COPIES)
+
+    def stand_copies(self, blocks: Ids) -> None:
+        """Blocks (newest first) that `newest_copies` took stand as the oldest copies again."""
+        self._order.prepend(blocks, _COPIES)
+
+    def oldest_sole(self, count: int) -> Ids:
+        """Take up to `count` sole blocks out of the order, leaf first."""
+        return self._order.pop(count, _SOLE, self._never_busy)
+
+    def stand_sole(self, blocks: Ids) -> None:
+        """Sole blocks (leaf first) stand at the end again: something under them is in use."""
+        self._order.append(blocks[::-1], _SOLE)
+
+    def forget(self, blocks: Ids) -> None:
+        """Free the slots of `blocks`; their content here is gone."""
+        self._drop(blocks, SlotState.FREE)
+
+    def quarantine(self, blocks: Ids) -> None:
+        """Take the slots of `blocks` out of use for good: a copy into them never completed."""
+        self._drop(blocks, SlotState.QUARANTINED)
+
+    def _stand(self, blocks: Ids, on_device: NDArray[np.bool_]) -> None:
+        self._order.append(blocks[on_device], _COPIES)
+        self._order.append(blocks[~on_device], _SOLE)
+
+    def _drop(self, blocks: Ids, state: SlotState) -> None:
+        if not len(blocks):
+            return
+        if self._holds[blocks].any():
+            raise ProtocolError("a host slot was to be freed while a copy reads it")
+        self._order.discard(blocks)
+        self.tier.move(self._slot[blocks], state)
+        self._slot[blocks] = -1

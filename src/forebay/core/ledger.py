@@ -1,0 +1,125 @@
+"""One final outcome for every planned prefetch byte, and a source for every block asked.
+
+A prefetched block is *open* from its plan until exactly one of these happens: a request reads it
+(used, if it was issued before that request's turn, else late), nobody does (wasted: it lost its
+slot, or its time ran out), or it never arrived (cancelled, failed). What did not fit is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import Ids
+
+
+class PrefetchOutcome(StrEnum):
+    """What became of prefetched bytes."""
+
+    USED = "used"
+    LATE = "late"
+    WASTED = "wasted"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class Source(StrEnum):
+    """Where the blocks that a request asked for came from."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    REMOTE = "remote"
+    RECOMPUTED = "recomputed"
+
+
+class MissReason(StrEnum):
+    """Why an asked block was recomputed."""
+
+    ABSENT = "absent"  # in no tier: never computed, or given up
+    SHORT = "short"  # in host memory, but too few tokens to be worth a load
+    LATE = "late"  # the load was not issued within its bound
+    FAILED = "failed"  # the copy failed
+    DISABLED = "disabled"  # the request or the mode does not use the cache
+
+
+@dataclass(slots=True)
+class PrefetchLedger:
+    """Open prefetched blocks, and the bytes of each outcome so far."""
+
+    max_blocks: int
+    block_bytes: int
+    outcomes: dict[PrefetchOutcome, int] = field(
+        default_factory=lambda: dict.fromkeys(PrefetchOutcome, 0)
+    )
+    _open: NDArray[np.int64] = field(init=False)
+    _left: dict[int, int] = field(default_factory=dict[int, int])
+    _issued_s: dict[int, float] = field(default_factory=dict[int, float])
+    _expiries: deque[tuple[float, int, Ids]] = field(default_factory=deque[tuple[float, int, Ids]])
+
+    def __post_init__(self) -> None:
+        self._open = np.zeros(self.max_blocks, np.int64)
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes planned that have no outcome yet."""
+        return sum(self._left.values()) * self.block_bytes
+
+    def planned(self, transfer: int, blocks: Ids, expires_s: float) -> None:
+        """`transfer` will prefetch `blocks`; unread by `expires_s` they count as wasted."""
+        self._open[blocks] = transfer
+        self._left[transfer] = len(blocks)
+        self._expiries.append((expires_s, transfer, blocks))
+
+    def issued(self, transfer: int, at_s: float) -> None:
+        """Every window of `transfer` has been handed to the link."""
+        if transfer in self._left:
+            self._issued_s[transfer] = at_s
+
+    def read(self, blocks: Ids, turn_s: float) -> None:
+        """A request whose turn came at `turn_s` starts with `blocks` in its table."""
+        for transfer in self._close(blocks):
+            in_time = self._issued_s.get(transfer, float("inf")) <= turn_s
+            self._count(PrefetchOutcome.USED if in_time else PrefetchOutcome.LATE, transfer)
+
+    def ended(self, blocks: Ids, outcome: PrefetchOutcome) -> None:
+        """Those of `blocks` that are open end with `outcome`."""
+        for transfer in self._close(blocks):
+            self._count(outcome, transfer)
+
+    def refused(self, blocks: int) -> None:
+        """`blocks` were wanted and did not fit."""
+        self.outcomes[PrefetchOutcome.REFUSED] += blocks * self.block_bytes
+
+    def expire(self, now_s: float, wanted: NDArray[np.int32], slack_s: float) -> None:
+        """Open blocks past their time are wasted, or, if a waiting request wants them, go on.
+
+        `wanted` counts waiting requests by block; those that go on have `slack_s` more.
+        """
+        while self._expiries and self._expiries[0][0] <= now_s:
+            _, transfer, blocks = self._expiries.popleft()
+            still = blocks[self._open[blocks] == transfer]
+            asked = wanted[still] > 0
+            if asked.any():
+                self._expiries.append((now_s + slack_s, transfer, still[asked]))
+            self.ended(still[~asked], PrefetchOutcome.WASTED)
+
+    def _close(self, blocks: Ids) -> list[int]:
+        transfers = self._open[blocks]
+        found = transfers[transfers > 0]
+        if not len(found):
+            return []
+        self._open[blocks] = 0
+        return found.tolist()
+
+    def _count(self, outcome: PrefetchOutcome, transfer: int) -> None:
+        self.outcomes[outcome] += self.block_bytes
+        self._left[transfer] -= 1
+        if not self._left[transfer]:
+            del self._left[transfer]
+            self._issued_s.pop(transfer, None)

@@ -1,0 +1,60 @@
+"""The modes: every opponent of look-ahead is a flag of the same code, not another program.
+
+b0 recompute, b1 load inside the step, b2 load layer by layer under the own prefill, b3 load
+asynchronously from the request's turn on, b4 look ahead over the queue, b5 also over hints, b6 an
+oracle with loads that cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forebay.errors import SettingsError
+
+
+class Mode(StrEnum):
+    """How blocks in host memory come back to the device."""
+
+    RECOMPUTE = "b0"
+    SYNCHRONOUS = "b1"
+    LAYERED = "b2"
+    ASYNCHRONOUS = "b3"
+    LOOK_AHEAD = "b4"
+    HINTS = "b5"
+    ORACLE = "b6"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a mode allows. `stalls_step`: a step waits for the loads of its requests."""
+
+    host_tier: bool
+    look_ahead: bool
+    stalls_step: bool
+
+
+_POLICIES: dict[Mode, Policy] = {
+    Mode.RECOMPUTE: Policy(host_tier=False, look_ahead=False, stalls_step=False),
+    Mode.SYNCHRONOUS: Policy(host_tier=True, look_ahead=False, stalls_step=True),
+    Mode.ASYNCHRONOUS: Policy(host_tier=True, look_ahead=False, stalls_step=False),
+    Mode.LOOK_AHEAD: Policy(host_tier=True, look_ahead=True, stalls_step=False),
+}
+
+_WHY_REFUSED: dict[Mode, str] = {
+    Mode.LAYERED: "it needs loads in pieces of adjacent layers, which the CUDA mover brings",
+    Mode.HINTS: "it needs a source of hints, which the server brings",
+    Mode.ORACLE: "it needs loads that cost nothing, which only the replay's virtual clock has",
+}
+
+
+def policy_of(mode: Mode) -> Policy:
+    """The policy of `mode`. Raises SettingsError for a mode that this build does not carry."""
+    policy = _POLICIES.get(mode)
+    if policy is None:
+        usable = ", ".join(known.value for known in _POLICIES)
+        raise SettingsError(
+            f"mode {mode.value} ({mode.name.lower()}) is not available: {_WHY_REFUSED[mode]}; "
+            f"use one of {usable}"
+        )
+    return policy

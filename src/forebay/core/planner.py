@@ -1,0 +1,153 @@
+"""The planner: what to bring to the device, when, and what to give up for it.
+
+It reads a view and returns a plan; it keeps no state and touches nothing, so that the same code
+decides for a live engine and for a replayed trace. It deals in counts; the cache picks slots.
+
+The policy, in order of expected start:
+- Whatever a waiting request finds on the device is leased, so that it is there when its turn comes.
+- Host blocks are loaded at once while there is room that nobody wants, root first, as many as fit.
+- Only a load that must displace blocks which other waiting requests want is delayed, until a few of
+  its own load times before its start. What sooner requests want is leased by then and cannot be
+  displaced.
+- The first request that does not fit ends the plan: a later one must not overtake it in the pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from forebay.core.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A waiting request, or a hint of one, as the planner sees it. Counts are blocks.
+
+    Of the blocks it matched, the first `covered` are under its prefetch lease. Behind them lie
+    `here` that need only a lease (on the device, or being loaded for somebody) and `to_load` that
+    have only a host copy.
+    """
+
+    request: int
+    eta_s: float
+    covered: int
+    here: int
+    to_load: int
+    expires_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The state that a plan rests on. Counts are blocks, times are the caller's clock."""
+
+    now_s: float
+    block_bytes: int
+    obtainable: int
+    obtainable_protected: int
+    reserve: int
+    lease_room: int
+    copy_room: int
+    lead_loads: float
+    wanted: Sequence[Wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class Bring:
+    """Lease what is there of `request`'s path and load the next `blocks` of it."""
+
+    request: int
+    blocks: int
+    deadline_s: float
+    protected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, in this order. `refused` requests did not fit and will be looked at again."""
+
+    bring: list[Bring] = field(default_factory=list["Bring"])
+    refused: list[int] = field(default_factory=list[int])
+    expired: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running request: prompt tokens still to compute, and tokens it may still generate."""
+
+    prefill_tokens: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A waiting request: prompt tokens that it will have to compute."""
+
+    prefill_tokens: int
+
+
+def expected_starts(
+    now_s: float,
+    running: Sequence[Running],
+    queue: Sequence[Queued],
+    free_run_slots: int,
+    rates: Rates,
+) -> list[float]:
+    """When each of `queue` starts: it needs a run slot, and the prefill ahead of it done.
+
+    Run slots come free as running requests end; a request started from the queue is assumed to give
+    its slot back after an average answer. A low estimate is the safe side: the load comes earlier.
+    """
+    step_s = rates.step_s.value
+    slots = [now_s] * max(0, free_run_slots)
+    slots += [
+        now_s + rates.prefill_s(run.prefill_tokens) + run.answer_tokens * step_s for run in running
+    ]
+    heapq.heapify(slots)
+    compute_free_s = now_s + sum(rates.prefill_s(run.prefill_tokens) for run in running)
+    answer_s = rates.answer_tokens.value * step_s
+    starts: list[float] = []
+    for queued in queue:
+        slot_s = heapq.heappop(slots) if slots else now_s
+        start_s = max(slot_s, compute_free_s)
+        starts.append(start_s)
+        compute_free_s = start_s + rates.prefill_s(queued.prefill_tokens)
+        heapq.heappush(slots, compute_free_s + answer_s)
+    return starts
+
+
+def make_plan(view: View, rates: Rates) -> Plan:
+    """Decide what to bring now. `view.wanted` is in order of expected start."""
+    plan = Plan()
+    room = view.obtainable - view.reserve
+    protected_room = view.obtainable_protected - view.reserve
+    lease_room, copy_room = view.lease_room, view.copy_room
+    for wanted in view.wanted:
+        if wanted.expires_s <= view.now_s:
+            plan.expired.append(wanted.request)
+            continue
+        if not wanted.here and not wanted.to_load:
+            continue
+        blocks = max(0, min(wanted.to_load, room, lease_room - wanted.here, copy_room))
+        protected = False
+        if blocks < wanted.to_load and _must_go_now(view, wanted, rates):
+            most = max(0, min(wanted.to_load, protected_room, lease_room - wanted.here, copy_room))
+            protected, blocks = most > blocks, max(most, blocks)
+        if wanted.here <= lease_room:
+            plan.bring.append(Bring(wanted.request, blocks, wanted.eta_s, protected))
+        if blocks < wanted.to_load:
+            plan.refused.append(wanted.request)
+            break
+        room -= blocks
+        protected_room -= blocks + wanted.here
+        lease_room -= blocks + wanted.here
+        copy_room -= blocks
+        if copy_room <= 0 or lease_room <= 0:
+            break
+    return plan
+
+
+def _must_go_now(view: View, wanted: Wanted, rates: Rates) -> bool:
+    load_s = rates.load_s(wanted.to_load * view.block_bytes)
+    return wanted.eta_s - view.lead_loads * load_s <= view.now_s

@@ -1,0 +1,141 @@
+"""What a cache is asked for, and what it gives: requests, tickets, and why not yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import EMPTY_IDS, Ids
+from forebay.core.directory import Session
+from forebay.core.ledger import MissReason, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as the cache sees it.
+
+    `keys` are the block keys of all whole blocks of its `tokens` known tokens, one after the other,
+    `max_answer_tokens` what it may still add. Smaller `priority` goes first, then earlier arrival.
+    """
+
+    id: int
+    namespace: bytes
+    keys: bytes
+    tokens: int
+    max_answer_tokens: int
+    arrival_s: float
+    priority: int = 0
+    no_cache: bool = False
+    no_save: bool = False
+
+
+class NotYet(StrEnum):
+    """Why a request cannot start now. It takes no run slot and no token budget meanwhile."""
+
+    LOADING = "loading"
+    COMPUTING = "computing"  # another request computes the same prefix
+    FULL = "full"  # the pool has no room that it may take
+
+
+class Growth(StrEnum):
+    """Whether a running request got the slots it needs."""
+
+    GROWN = "grown"
+    LATER = "later"  # slots come free when copies in flight end
+    FULL = "full"  # only giving up a running request makes room
+
+
+@dataclass(slots=True)
+class Ticket:
+    """An admitted request: its block table, and what must be in place before its first step.
+
+    `slots[i]` is the device slot of its tokens `i * block_tokens` onwards. `waits` are issued
+    transfers that a stream waits for before the first step that reads them.
+    """
+
+    request: Request
+    generation: int
+    cached_tokens: int
+    sources: dict[Source, int]
+    misses: dict[MissReason, int]
+    waits: set[int]
+    lost: bool = False
+    """A block it reads never arrived: preempt it, so that it is computed."""
+    orphaned: bool = False
+    """What it builds on left the directory: its blocks are not published."""
+    launched_tokens: int = 0
+    published: int = 0
+    session: Session | None = None
+    parent: int = -1
+    """The canonical block under which its next block is published; -1 at the root."""
+    _blocks: Ids = field(default_factory=lambda: EMPTY_IDS)
+    _slots: Ids = field(default_factory=lambda: EMPTY_IDS)
+    _count: int = 0
+
+    @property
+    def blocks(self) -> Ids:
+        """Its blocks, root first: a view, valid until the ticket grows."""
+        return self._blocks[: self._count]
+
+    @property
+    def slots(self) -> Ids:
+        """The device slots of its blocks: a view, valid until the ticket grows."""
+        return self._slots[: self._count]
+
+    def extend(self, blocks: Ids, slots: Ids) -> None:
+        """Append blocks and their slots to the table."""
+        if not len(blocks):
+            return
+        end = self._count + len(blocks)
+        if end > len(self._blocks):
+            spare = np.zeros(max(end - len(self._blocks), len(self._blocks), 16), np.int32)
+            self._blocks = np.concatenate([self._blocks, spare])
+            self._slots = np.concatenate([self._slots, spare])
+        self._blocks[self._count : end] = blocks
+        self._slots[self._count : end] = slots
+        self._count = end
+
+    def replace(self, position: int, block: int, slot: int) -> None:
+        """Point the table at another block with the same content."""
+        self._blocks[position] = block
+        self._slots[position] = slot
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A waiting request: what it matched, and how much of that is leased and on its way."""
+
+    request: Request
+    usable: int
+    """Blocks that may count as cached: the last token is always computed."""
+    blocks: Ids = field(default_factory=lambda: EMPTY_IDS)
+    session: Session | None = None
+    covered: int = 0
+    waits: set[int] = field(default_factory=set[int])
+    unissued: set[int] = field(default_factory=set[int])
+    origins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """For each covered block, whether it came from the host tier."""
+    limit: int | None = None
+    """Blocks to load at most: what lies behind is recomputed, for `limit_reason`."""
+    limit_reason: MissReason = MissReason.ABSENT
+    turn_s: float | None = None
+    demanded_s: float | None = None
+    refused: bool = False
+    here: int = 0
+    to_load: int = 0
+    lost_epoch: int = -1
+    moved_epoch: int = -1
+    extended: bool = True
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """The queue is sorted by this."""
+        return (self.request.priority, self.request.arrival_s, self.request.id)
+
+    @property
+    def loadable(self) -> int:
+        """Blocks of its match that may be covered."""
+        return len(self.blocks) if self.limit is None else min(self.limit, len(self.blocks))

@@ -1,0 +1,164 @@
+"""The slots of one tier: what state each is in, and which FREE one is handed out next.
+
+This is the only place where a slot's state is written. A slot's `stamp` is the newest step that may
+touch what lies in it; a copy into the slot may begin when that step has completed. Among FREE slots
+a load gets the one with the oldest stamp, since it waits for the stamp; compute gets the newest,
+since its own stream orders it behind any earlier step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import EMPTY_IDS, Ids, Steps
+from forebay.errors import ProtocolError
+
+
+class SlotState(IntEnum):
+    """Who may do what with a slot.
+
+    FREE: nobody. LOADING: a copy writes it. DIRTY: written, no other copy. SAVING: a copy reads (in
+    the device tier) or writes (in the host tier) it. CLEAN: valid, and on the device also present
+    in the host tier. QUARANTINED: a copy never completed; not used again.
+    """
+
+    FREE = 0
+    LOADING = 1
+    DIRTY = 2
+    SAVING = 3
+    CLEAN = 4
+    QUARANTINED = 5
+
+
+_NEXT: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.FREE: frozenset({SlotState.LOADING, SlotState.DIRTY, SlotState.SAVING}),
+    SlotState.LOADING: frozenset({SlotState.CLEAN, SlotState.FREE, SlotState.QUARANTINED}),
+    SlotState.DIRTY: frozenset({SlotState.SAVING, SlotState.FREE}),
+    SlotState.SAVING: frozenset(
+        {SlotState.CLEAN, SlotState.DIRTY, SlotState.FREE, SlotState.QUARANTINED}
+    ),
+    SlotState.CLEAN: frozenset({SlotState.DIRTY, SlotState.FREE}),
+    SlotState.QUARANTINED: frozenset(),
+}
+_ALLOWED: NDArray[np.bool_] = np.array([[to in _NEXT[at] for to in SlotState] for at in SlotState])
+
+
+class TierSlots:
+    """`count` slots of one tier. All methods take and return slot numbers as int32 arrays."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        # One more than there are, so that a look-up of "no slot" (-1) stays inside: it reads FREE.
+        self._state: NDArray[np.int8] = np.zeros(count + 1, np.int8)
+        self._stamp: Steps = np.zeros(count + 1, np.int64)
+        # FREE slots whose stamp has completed, as a stack; then those that still wait, oldest
+        # first.
+        self._ready: Ids = np.arange(count - 1, -1, -1, dtype=np.int32)
+        self._ready_count = count
+        self._waiting: deque[tuple[int, Ids]] = deque()
+        self._waiting_count = 0
+        self._completed_step = 0
+
+    @property
+    def free(self) -> int:
+        """FREE slots, whatever their stamp."""
+        return self._ready_count + self._waiting_count
+
+    def state(self, slots: Ids) -> NDArray[np.int8]:
+        """The `SlotState` of each slot."""
+        return self._state[slots]
+
+    def stamps(self, slots: Ids) -> Steps:
+        """The newest step that may touch each slot."""
+        return self._stamp[slots]
+
+    def counts(self) -> dict[SlotState, int]:
+        """How many slots are in each state."""
+        found = np.bincount(self._state[: self.count], minlength=len(SlotState))
+        return {state: int(found[state]) for state in SlotState}
+
+    def take_oldest(self, count: int, state: SlotState) -> Ids:
+        """Move `count` FREE slots to `state`, oldest stamp first. The caller checked `free`."""
+        self._require_free(count)
+        taken = [self._pop_ready(min(count, self._ready_count))]
+        missing = count - len(taken[0])
+        while missing:
+            stamp, slots = self._waiting.popleft()
+            taken.append(slots[:missing])
+            if len(slots) > missing:
+                self._waiting.appendleft((stamp, slots[missing:]))
+            self._waiting_count -= len(taken[-1])
+            missing -= len(taken[-1])
+        return self._hand_out(taken, state)
+
+    def take_newest(self, count: int, state: SlotState) -> Ids:
+        """Move `count` FREE slots to `state`, newest stamp first. The caller checked `free`."""
+        self._require_free(count)
+        taken: list[Ids] = []
+        missing = count
+        while missing and self._waiting:
+            stamp, slots = self._waiting.pop()
+            taken.append(slots[-missing:])
+            if len(slots) > missing:
+                self._waiting.append((stamp, slots[:-missing]))
+            self._waiting_count -= len(taken[-1])
+            missing -= len(taken[-1])
+        taken.append(self._pop_ready(missing))
+        return self._hand_out(taken, state)
+
+    def move(self, slots: Ids, state: SlotState) -> None:
+        """Change the state of `slots`; a change that DESIGN does not know is a ProtocolError."""
+        if not len(slots):
+            return
+        if not _ALLOWED[self._state[slots], state].all():
+            found = {SlotState(int(value)).name for value in self._state[slots]}
+            raise ProtocolError(f"slots in {sorted(found)} cannot become {state.name}")
+        self._state[slots] = state
+        if state is SlotState.FREE:
+            self._put_back(slots)
+
+    def touch(self, slots: Ids, step: int) -> None:
+        """Note that `step` may still touch `slots`. Stamps only grow."""
+        self._stamp[slots] = np.maximum(self._stamp[slots], step)
+
+    def advance(self, completed_step: int) -> None:
+        """Slots whose stamp has completed become ready."""
+        self._completed_step = max(self._completed_step, completed_step)
+        while self._waiting and self._waiting[0][0] <= self._completed_step:
+            _, slots = self._waiting.popleft()
+            self._waiting_count -= len(slots)
+            self._push_ready(slots)
+
+    def _put_back(self, slots: Ids) -> None:
+        newest = int(self._stamp[slots].max())
+        if newest <= self._completed_step:
+            self._push_ready(slots)
+            return
+        # The deque stays ordered: a group is as young as its youngest slot, and never older than
+        # the group before it. That is late for some, never early; the copy checks the true stamp.
+        group = max(newest, self._waiting[-1][0]) if self._waiting else newest
+        self._waiting.append((group, slots.copy()))
+        self._waiting_count += len(slots)
+
+    def _push_ready(self, slots: Ids) -> None:
+        self._ready[self._ready_count : self._ready_count + len(slots)] = slots
+        self._ready_count += len(slots)
+
+    def _pop_ready(self, count: int) -> Ids:
+        if not count:
+            return EMPTY_IDS
+        self._ready_count -= count
+        return self._ready[self._ready_count : self._ready_count + count].copy()
+
+    def _hand_out(self, pieces: list[Ids], state: SlotState) -> Ids:
+        slots = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        self._state[slots] = state
+        return slots
+
+    def _require_free(self, count: int) -> None:
+        if count > self.free:
+            raise ProtocolError(f"{count} slots were asked for and {self.free} are FREE")

@@ -1,0 +1,354 @@
+"""Where every block is: the directory, the device tier and the host tier, kept in step.
+
+A block lives from the moment a ticket computes into it until its last copy is gone and nobody holds
+it. Three things keep a block: being *published*, a lease, or a copy that reads or writes it. When
+the last of them ends, its slots and its id are free again (`_bury`), and at no other moment.
+
+The store decides nothing: it is asked for room and either makes it or changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import Ids, Steps
+from forebay.core.device import LeaseKind, OwnDevicePool
+from forebay.core.directory import Directory, Match, Session
+from forebay.core.host import HostPool
+from forebay.core.slots import SlotState
+from forebay.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What a mover is told of one transfer: slot pairs in copy order, and the steps to wait for."""
+
+    blocks: Ids
+    sources: Ids
+    destinations: Ids
+    after_steps: Steps
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Blocks, since the start."""
+
+    evicted: int = 0
+    dropped_dirty: int = 0
+    dropped_host: int = 0
+    copies_given_up: int = 0
+    quarantined: int = 0
+
+
+@dataclass(slots=True)
+class Store:
+    """`device_slots` + `host_slots` block-sized slots under one directory of `key_bytes` keys."""
+
+    key_bytes: int
+    device_slots: int
+    host_slots: int
+    directory: Directory = field(init=False)
+    device: OwnDevicePool = field(init=False)
+    host: HostPool = field(init=False)
+    counters: StoreCounters = field(default_factory=StoreCounters)
+    newest_step: int = 0
+    """The newest step that was scheduled: what a release stamps."""
+    lost_epoch: int = 0
+    """Grows when a block that a waiting request wants is removed from the directory."""
+    moved_epoch: int = 0
+    """Grows when a block that a waiting request wants loses or gains its device slot."""
+    _load_of: NDArray[np.int64] = field(init=False)
+    _published: NDArray[np.bool_] = field(init=False)
+    _serial: NDArray[np.int64] = field(init=False)
+    _next_serial: int = 1
+    _free_ids: Ids = field(init=False)
+    _free_id_count: int = 0
+    _copies: dict[int, Ids] = field(default_factory=dict[int, Ids])
+
+    def __post_init__(self) -> None:
+        most = self.max_blocks
+        self.directory = Directory(self.key_bytes)
+        self.device = OwnDevicePool(self.device_slots, most)
+        self.host = HostPool(self.host_slots, most)
+        self._load_of = np.zeros(most, np.int64)
+        self._published = np.zeros(most, np.bool_)
+        self._serial = np.zeros(most, np.int64)
+        self._free_ids = np.arange(most - 1, -1, -1, dtype=np.int32)
+        self._free_id_count = most
+
+    @property
+    def max_blocks(self) -> int:
+        """Block ids are below this: one for every slot, and for one allocation before it evicts."""
+        return 2 * self.device_slots + self.host_slots
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def match(self, namespace: bytes, keys: bytes, session: Session | None = None) -> Match:
+        """The published blocks of the longest prefix of `keys`. Pure."""
+        return self.directory.match(namespace, keys, session)
+
+    def resident(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether each block has a device slot, filled or being filled."""
+        return self.device.slot_of(blocks) >= 0
+
+    def loads_of(self, blocks: Ids) -> set[int]:
+        """The transfers, un-ended, that fill any of `blocks`."""
+        loads = self._load_of[blocks]
+        return set(np.unique(loads[loads > 0]).tolist()) if loads.any() else set()
+
+    def loading(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether an un-ended transfer fills each block."""
+        return self._load_of[blocks] > 0
+
+    def serials(self, blocks: Ids) -> NDArray[np.int64]:
+        """A number for each block that no other block, before or after, has."""
+        return self._serial[blocks]
+
+    def dirty(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether each block is published, on the device alone, and no copy of it is under way."""
+        on_device = self.resident(blocks)
+        state = self.device.state(blocks)
+        return on_device & (state == SlotState.DIRTY) & self._published[blocks]
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def touch(self, blocks: Ids, kind: LeaseKind) -> None:
+        """Lease `blocks` (a path from its root, or what continues one) in the device tier."""
+        self.device.touch(blocks, kind)
+
+    def release(self, blocks: Ids, kind: LeaseKind) -> None:
+        """End one lease of `kind` on `blocks` (root first). Idle private blocks are freed."""
+        idle = self.device.release(blocks, kind, self.newest_step)
+        self._settle(idle)
+
+    def promote(self, blocks: Ids) -> None:
+        """A prefetch lease on each of `blocks` becomes a hard one."""
+        self.device.promote(blocks)
+
+    # -- computing -----------------------------------------------------------------------------
+
+    def compute(self, count: int, *, protected: bool) -> Ids | None:
+        """`count` new private blocks with a device slot, hard-leased; or None, nothing changed."""
+        blocks = self._take_ids(count)
+        evicted = self.device.allocate(blocks, SlotState.DIRTY, protected=protected)
+        if evicted is None:
+            self._give_ids(blocks)
+            return None
+        self._left_device(evicted)
+        self.device.touch(blocks, LeaseKind.HARD)
+        return blocks
+
+    def publish(
+        self, namespace: bytes, keys: bytes, first: int, blocks: Ids, session: Session | None = None
+    ) -> Ids:
+        """Publish private `blocks`, just written, as blocks `first`... of the path `keys`.
+
+        Returns the canonical block per place: another one where the same content was published
+        meanwhile; the given block then stays private to its ticket.
+        """
+        canonical = self.directory.insert(namespace, keys, first, blocks, session)
+        self._published[blocks[canonical == blocks]] = True
+        return canonical
+
+    def wrote(self, blocks: Ids, step: int) -> None:
+        """`step` writes `blocks`: copies out of them, and into their slots, come after it."""
+        self.device.tier.touch(self.device.slot_of(blocks), step)
+
+    def unpublish(self, block: int) -> None:
+        """`block` is lost or was never right: it and all that builds on it are not matched
+        again.
+        """
+        self._remove(self.directory.remove_subtree(block))
+
+    # -- loads ---------------------------------------------------------------------------------
+
+    def start_load(self, transfer: int, blocks: Ids, *, protected: bool) -> CopyPlan | None:
+        """Device slots for host blocks `blocks` (root first) and the copies that fill them.
+
+        The caller holds, or takes before anything else happens, a lease on them. None when there is
+        no room; nothing has changed then.
+        """
+        if not self.host.valid(blocks).all() or self.resident(blocks).any():
+            raise ProtocolError("a load takes blocks that are in host memory and not on the device")
+        self.host.hold(blocks)
+        evicted = self.device.allocate(blocks, SlotState.LOADING, protected=protected)
+        if evicted is None:
+            self.host.unhold(blocks, on_device=np.zeros(len(blocks), np.bool_))
+            return None
+        self._left_device(evicted)
+        self._load_of[blocks] = transfer
+        self._copies[transfer] = blocks
+        self._note_moved(blocks)
+        return CopyPlan(
+            blocks,
+            self.host.slot_of(blocks),
+            self.device.slot_of(blocks),
+            self.device.stamps(blocks),
+        )
+
+    def end_load(self, transfer: int, done: int, touched: int) -> Ids:
+        """The load ended; its first `done` blocks are in place, those up to `touched` may be torn.
+
+        Returns the blocks that did not arrive: they are in host memory still, and leases on them
+        mean nothing until they are loaded again.
+        """
+        blocks = self._copies.pop(transfer)
+        self._load_of[blocks] = 0
+        arrived, missing = blocks[:done], blocks[done:]
+        self.device.move(arrived, SlotState.CLEAN)
+        self.device.quarantine(blocks[done:touched])
+        self.counters.quarantined += max(0, touched - done)
+        self.device.forget(blocks[max(done, touched) :])
+        on_device = np.zeros(len(blocks), np.bool_)
+        on_device[:done] = True
+        self.host.unhold(blocks, on_device=on_device)
+        self._note_moved(missing)
+        self._settle(arrived[self.device.leases(arrived) == 0])
+        self._bury(missing)
+        return missing
+
+    # -- saves ---------------------------------------------------------------------------------
+
+    def start_save(self, transfer: int, blocks: Ids, *, pressing: bool) -> CopyPlan | None:
+        """Host slots for the first of the DIRTY `blocks` (ancestors first), and their copies.
+
+        `pressing` makes room by giving up host copies of device-resident blocks, then the least
+        recently used host blocks; without it only FREE slots are taken. None if none was got.
+        """
+        if pressing:
+            self._host_room(len(blocks), keep=blocks)
+        blocks = blocks[: self.host.tier.free]
+        if not len(blocks):
+            return None
+        self.host.take(blocks)
+        self.device.move(blocks, SlotState.SAVING)
+        self._copies[transfer] = blocks
+        return CopyPlan(
+            blocks,
+            self.device.slot_of(blocks),
+            self.host.slot_of(blocks),
+            self.device.stamps(blocks),
+        )
+
+    def end_save(self, transfer: int, done: int, touched: int) -> None:
+        """The save ended; its first `done` blocks are saved, host slots up to `touched` may be
+        torn.
+        """
+        blocks = self._copies.pop(transfer)
+        saved, failed = blocks[:done], blocks[done:]
+        self.device.move(saved, SlotState.CLEAN)
+        self.device.move(failed, SlotState.DIRTY)
+        self.host.saved(saved, on_device=np.ones(done, np.bool_))
+        self.host.quarantine(blocks[done:touched])
+        self.counters.quarantined += max(0, touched - done)
+        self.host.forget(blocks[max(done, touched) :])
+        self._bury(blocks)
+
+    def next_to_clean(self, count: int) -> Ids:
+        """The DIRTY ones among the next `count` victims of the device tier, ancestors first."""
+        victims = self.device.next_victims(count)[::-1]
+        return victims[self.dirty(victims)]
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def _left_device(self, leaf_first: Ids) -> None:
+        """`leaf_first` lost their device slot. Those without a host copy are lost altogether."""
+        if not len(leaf_first):
+            return
+        self.counters.evicted += len(leaf_first)
+        self._note_moved(leaf_first)
+        valid = self.host.valid(leaf_first)
+        self.host.left_device(leaf_first[valid])
+        if valid.all():
+            return
+        for block in leaf_first[~valid].tolist():
+            if self._published[block]:
+                self.counters.dropped_dirty += 1
+                self.unpublish(block)
+
+    def _host_room(self, count: int, keep: Ids) -> None:
+        """Free up to `count` host slots, by the order that `start_save` promises."""
+        missing = count - self.host.tier.free
+        if missing <= 0:
+            return
+        ahead = self.device.next_victims(len(keep))
+        copies = self.host.newest_copies(missing)
+        spared = np.isin(copies, ahead)
+        self.host.stand_copies(copies[spared])
+        copies = copies[~spared]
+        self.host.forget(copies)
+        self.device.move(copies, SlotState.DIRTY)
+        self.counters.copies_given_up += len(copies)
+        missing -= len(copies)
+        if missing <= 0:
+            return
+        victims = self.host.oldest_sole(missing)
+        in_use = self.device.wanted(victims)
+        for position, block in enumerate(victims.tolist()):
+            if in_use[position] or not self.directory.is_leaf(block):
+                in_use[position] = True
+                continue
+            self.directory.remove_leaf(block)
+            self.counters.dropped_host += 1
+            self._published[block] = False
+        self.host.stand_sole(victims[in_use])
+        self._bury(victims[~in_use])
+
+    def _remove(self, blocks: Ids) -> None:
+        """`blocks` left the directory: free what nobody holds, the rest when it is let go."""
+        if self.device.wanted(blocks).any():
+            self.lost_epoch += 1
+        self._published[blocks] = False
+        self._bury(blocks)
+
+    def _settle(self, idle: Ids) -> None:
+        """Blocks that lost their last lease: published ones may be given up, private ones go."""
+        if not len(idle):
+            return
+        published = self._published[idle]
+        standing = idle[published]
+        self.device.publish(standing[self.resident(standing)])
+        if not published.all():
+            self._bury(idle[~published])
+
+    def _bury(self, blocks: Ids) -> None:
+        """Free the slots and ids of those `blocks` that are unpublished, unleased and not
+        copied.
+        """
+        host_slots = self.host.slot_of(blocks)
+        saving = self.host.tier.state(host_slots) == SlotState.SAVING
+        held = (
+            self._published[blocks]
+            | (self.device.leases(blocks) > 0)
+            | self.device.busy(blocks)
+            | (self.host.holds(blocks) > 0)
+            | saving
+            | (self._serial[blocks] == 0)
+        )
+        gone = blocks[~held]
+        if not len(gone):
+            return
+        self.device.forget(gone[self.device.slot_of(gone) >= 0])
+        self.host.forget(gone[self.host.slot_of(gone) >= 0])
+        self._give_ids(gone)
+
+    def _note_moved(self, blocks: Ids) -> None:
+        if self.device.wanted(blocks).any():
+            self.moved_epoch += 1
+
+    def _take_ids(self, count: int) -> Ids:
+        if count > self._free_id_count:
+            raise ProtocolError("block ids ran out: a block without any slot was kept")
+        self._free_id_count -= count
+        blocks = self._free_ids[self._free_id_count : self._free_id_count + count].copy()
+        self._serial[blocks] = np.arange(self._next_serial, self._next_serial + count)
+        self._next_serial += count
+        return blocks
+
+    def _give_ids(self, blocks: Ids) -> None:
+        self._serial[blocks] = 0
+        self._free_ids[self._free_id_count : self._free_id_count + len(blocks)] = blocks
+        self._free_id_count += len(blocks)

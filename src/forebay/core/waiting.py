@@ -1,0 +1,195 @@
+"""The queue, and what each request in it finds in the cache: kept by events, not by scans.
+
+A request matches when it arrives. It matches again only when a block was published right behind its
+match, or when a block that some waiting request wants was removed; its counts are taken again only
+when such a block moved between tiers.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+import numpy as np
+
+from forebay.core.arrays import Ids
+from forebay.core.device import LeaseKind
+from forebay.core.requests import Request, Ticket, Waiting
+from forebay.core.store import Store
+
+_Place = tuple[bytes, int]
+
+
+class WaitingLine:
+    """Waiting requests in order; protects what they want; knows who computes what they lack."""
+
+    def __init__(self, store: Store, block_tokens: int) -> None:
+        self._store = store
+        self._block_tokens = block_tokens
+        self._key_bytes = store.key_bytes
+        self._line: list[Waiting] = []
+        self._by_id: dict[int, Waiting] = {}
+        self._ends: dict[_Place, set[int]] = {}
+        self._computing: dict[tuple[bytes, int, bytes], Ticket] = {}
+        self._computing_key: dict[int, tuple[bytes, int, bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._line)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._by_id
+
+    def __getitem__(self, request: int) -> Waiting:
+        return self._by_id[request]
+
+    def get(self, request: int) -> Waiting | None:
+        """The waiting request of that id, if it waits."""
+        return self._by_id.get(request)
+
+    def head(self, count: int) -> list[Waiting]:
+        """The first `count` in order."""
+        return self._line[:count]
+
+    def add(self, request: Request) -> Waiting:
+        """Put a request in its place; it is matched when it is first looked at."""
+        usable = 0 if request.no_cache else (request.tokens - 1) // self._block_tokens
+        entry = Waiting(request, usable)
+        bisect.insort(self._line, entry, key=_order)
+        self._by_id[request.id] = entry
+        self._ends.setdefault(self._end_of(entry), set()).add(request.id)
+        return entry
+
+    def remove(self, entry: Waiting) -> None:
+        """Take a request out: nothing of its path is protected for it any more."""
+        self._store.device.unprotect(entry.blocks)
+        self._forget_end(entry)
+        del self._by_id[entry.request.id]
+        place = bisect.bisect_left(self._line, entry.order, key=_order)
+        del self._line[place]
+
+    def refresh(self, entry: Waiting) -> None:
+        """Bring `entry` up to date: its match, its counts, what it protects and leases."""
+        store = self._store
+        if entry.extended or entry.lost_epoch != store.lost_epoch:
+            self._match(entry)
+        elif entry.moved_epoch == store.moved_epoch:
+            return
+        self.count(entry)
+
+    def count(self, entry: Waiting) -> None:
+        """Take the counts of what lies behind its covered blocks anew."""
+        entry.moved_epoch = self._store.moved_epoch
+        ahead = entry.blocks[entry.covered : entry.loadable]
+        resident = self._store.resident(ahead)
+        entry.here = int(np.count_nonzero(resident))
+        entry.to_load = len(ahead) - entry.here
+
+    def uncover(self, entry: Waiting, keep: int) -> None:
+        """End its lease on all covered blocks but the first `keep`."""
+        if keep < entry.covered:
+            self._store.release(entry.blocks[keep : entry.covered], LeaseKind.PREFETCH)
+            entry.covered = keep
+            entry.origins = entry.origins[:keep]
+            entry.waits = self._store.loads_of(entry.blocks[:keep])
+            entry.unissued &= entry.waits
+            self.count(entry)
+
+    def published(self, namespace: bytes, parent: int) -> None:
+        """Blocks were published under `parent` (-1: the root): who ended there matches again."""
+        for request in self._ends.get((namespace, parent), ()):
+            self._by_id[request].extended = True
+
+    # -- who computes what ---------------------------------------------------------------------
+
+    def computes(self, ticket: Ticket) -> None:
+        """`ticket` computes the block behind its published ones, if its prompt has one there."""
+        self.computes_no_more(ticket)
+        start = ticket.published * self._key_bytes
+        key = ticket.request.keys[start : start + self._key_bytes]
+        if len(key) == self._key_bytes and not ticket.request.no_save:
+            place = (ticket.request.namespace, ticket.parent, key)
+            if self._computing.setdefault(place, ticket) is ticket:
+                self._computing_key[ticket.request.id] = place
+
+    def computes_no_more(self, ticket: Ticket) -> None:
+        """`ticket` ended, or went on: whoever waits for it looks again."""
+        place = self._computing_key.pop(ticket.request.id, None)
+        if place is not None:
+            del self._computing[place]
+
+    def shared_with_running(self, entry: Waiting) -> int:
+        """Tokens behind the match of `entry` that a running request is computing."""
+        found = len(entry.blocks)
+        if found >= entry.usable:
+            return 0
+        start = found * self._key_bytes
+        keys = entry.request.keys
+        place = (*self._end_of(entry), keys[start : start + self._key_bytes])
+        ticket = self._computing.get(place)
+        if ticket is None:
+            return 0
+        end = entry.usable * self._key_bytes
+        theirs = ticket.request.keys
+        return _equal_blocks(keys[start:end], theirs[start:end], self._key_bytes) * (
+            self._block_tokens
+        )
+
+    def _match(self, entry: Waiting) -> None:
+        store = self._store
+        request = entry.request
+        wanted = request.keys[: entry.usable * self._key_bytes]
+        match = store.match(request.namespace, wanted, entry.session)
+        old, new = entry.blocks, match.ids
+        entry.extended, entry.lost_epoch = False, store.lost_epoch
+        entry.session = match.session
+        if len(old) != len(new) or not np.array_equal(old, new):
+            self._rebase(entry, _common(old, new), new)
+
+    def _rebase(self, entry: Waiting, common: int, new: Ids) -> None:
+        """Its path is now `new`, of which the first `common` blocks are as before."""
+        store = self._store
+        self._forget_end(entry)
+        if common < entry.covered:
+            store.release(entry.blocks[common : entry.covered], LeaseKind.PREFETCH)
+            entry.covered = common
+            entry.origins = entry.origins[:common]
+        store.device.unprotect(entry.blocks)
+        store.device.protect(new)
+        entry.blocks = new
+        entry.waits = store.loads_of(new[: entry.covered])
+        entry.unissued &= entry.waits
+        self._ends.setdefault(self._end_of(entry), set()).add(entry.request.id)
+
+    def _end_of(self, entry: Waiting) -> _Place:
+        last = int(entry.blocks[-1]) if len(entry.blocks) else -1
+        return (entry.request.namespace, last)
+
+    def _forget_end(self, entry: Waiting) -> None:
+        place = self._end_of(entry)
+        there = self._ends[place]
+        there.discard(entry.request.id)
+        if not there:
+            del self._ends[place]
+
+
+def _order(entry: Waiting) -> tuple[int, float, int]:
+    return entry.order
+
+
+def _common(old: Ids, new: Ids) -> int:
+    length = min(len(old), len(new))
+    differ = np.flatnonzero(old[:length] != new[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def _equal_blocks(mine: bytes, theirs: bytes, key_bytes: int) -> int:
+    """Whole keys that two key sequences have in common at their start."""
+    length = min(len(mine), len(theirs))
+    if mine[:length] == theirs[:length]:
+        return length // key_bytes
+    left = np.frombuffer(mine, np.uint8, length)
+    right = np.frombuffer(theirs, np.uint8, length)
+    return int(np.argmax(left != right)) // key_bytes

@@ -1,0 +1,362 @@
+"""The reference engine: the loop that ties cache, batching rules, model and sampler together.
+
+One thread owns an engine. A turn of the loop polls the cache (which plans), chooses a batch, makes
+sure that its loads are in place, runs it, and publishes what it wrote. A request that lacks only
+its load is stepped over: the others go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forebay.cache import Cache
+from forebay.core.batch import Batch, Batcher, Work
+from forebay.core.requests import NotYet, Ticket
+from forebay.engine.models import LoadedModel, load_model
+from forebay.engine.pool import KVPool
+from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing
+from forebay.engine.runner import Chunk, Runner, probe_geometry
+from forebay.engine.sampler import SampledToken, SamplingParams, sample
+from forebay.engine.settings import EngineSettings
+from forebay.engine.startup import describe, measure_link, measure_prefill
+from forebay.engine.text import chat_prompt, encode
+from forebay.engine.verify import BlockVerifier
+from forebay.errors import RequestError
+from forebay.geometry import default_block_tokens
+from forebay.timeline import Kind, Timeline
+from forebay.transfer.arena import HostArena
+from forebay.transfer.native import NativeMover
+from forebay.transfer.pool import Pool
+
+# The longest wait for the link before the loop looks again, when nothing else can run.
+_IDLE_WAIT_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step as it ran: per request its tokens, their start, its blocks' serials, the next token.
+
+    A serial names a block's content for good, so that the schedule can be run again elsewhere.
+    """
+
+    request_ids: tuple[int, ...]
+    starts: tuple[int, ...]
+    token_ids: tuple[NDArray[np.int64], ...]
+    serials: tuple[NDArray[np.int64], ...]
+    drawn: tuple[SampledToken | None, ...]
+
+
+class Engine:
+    """A model with its pools, cache and queue. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        settings: EngineSettings | None = None,
+        *,
+        timeline: Timeline | None = None,
+        observer: Callable[[StepRecord], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings = settings or EngineSettings()
+        self.loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        self.timeline = timeline
+        self._observer = observer
+        self._clock = clock
+        block_tokens = settings.block_tokens or default_block_tokens(
+            probe_geometry(self.loaded, 16).token_bytes
+        )
+        geometry = probe_geometry(self.loaded, block_tokens)
+        sizes = settings.cache_settings(geometry, 1e9)
+        self.pool = KVPool(geometry, sizes.device_slots, dtype=self.loaded.kv_dtype)
+        host_slots = max(1, sizes.host_slots)
+        self._arena = HostArena(host_slots * geometry.block_bytes)
+        self.mover = NativeMover(
+            Pool.of([self.pool.blocks]),
+            Pool.of([self._arena.blocks(host_slots, geometry.block_bytes)]),
+            window_bytes=sizes.window_bytes,
+            link_bytes_per_s=settings.link_bytes_per_s,
+        )
+        self.runner = Runner(self.loaded, self.pool)
+        link = measure_link(self.mover, sizes)
+        prefill = measure_prefill(self.runner, sizes.device_slots)
+        self.cache = Cache(
+            settings.cache_settings(geometry, link.bytes_per_s),
+            self.mover,
+            key_bytes=4 * block_tokens,
+            first_transfer=link.next_transfer,
+            clock=clock,
+        )
+        self.cache.rates.prefill_tokens_per_s.add(prefill)
+        self.startup_line = describe(self.cache.settings, geometry, link.bytes_per_s, prefill)
+        self._batcher = Batcher(settings.batch, self.cache)
+        self._verifier = BlockVerifier(self.pool) if settings.check_blocks else None
+        self._requests: dict[int, EngineRequest] = {}
+        self._next_id = 1
+        self.stall_s = 0.0
+        self.steps = 0
+        self.preemptions = 0
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: str | Sequence[int] | NDArray[np.int64],
+        params: SamplingParams | None = None,
+        *,
+        salt: str = "",
+        label: str = "",
+        priority: int = 0,
+        no_cache: bool = False,
+        no_save: bool = False,
+    ) -> EngineRequest:
+        """Queue a prompt (text, or token ids). Raises RequestError if it can never be served.
+
+        Requests with different `salt` never share a block.
+        """
+        params = params or SamplingParams()
+        ids = encode(self.loaded.tokenizer, prompt) if isinstance(prompt, str) else prompt
+        prompt_ids = np.asarray(ids, np.int64)
+        self._check_prompt(prompt_ids, params)
+        request = EngineRequest(
+            id=self._next_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            namespace=self._namespace(salt),
+            block_tokens=self.pool.block_tokens,
+            timing=Timing(self._clock()),
+            tokenizer=self.loaded.tokenizer,
+            eos_token_ids=self.loaded.eos_token_ids,
+            label=label or f"request {self._next_id}",
+            priority=priority,
+            no_cache=no_cache,
+            no_save=no_save,
+        )
+        self.cache.enqueue(request.renew())
+        self._next_id += 1
+        self._requests[request.id] = request
+        self._batcher.sequences[request.id] = request
+        return request
+
+    def abort(self, request_id: int) -> None:
+        """End a request in any state; its blocks are free at once. Unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, FinishReason.ABORTED)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._requests)
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int] | NDArray[np.int64]],
+        params: SamplingParams | None = None,
+    ) -> list[EngineRequest]:
+        """Answer all `prompts` and return the ended requests, in the same order."""
+        requests = [self.submit(prompt, params) for prompt in prompts]
+        while any(request.finished is None for request in requests):
+            self.step()
+        return requests
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
+    ) -> Iterator[str]:
+        """Answer a conversation, piece by piece."""
+        request = self.submit(chat_prompt(self.loaded.tokenizer, messages), params)
+        try:
+            while request.finished is None:
+                for delta in self.step():
+                    if delta.request_id == request.id and delta.text:
+                        yield delta.text
+        finally:
+            self.abort(request.id)
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """One turn of the loop: what it added to which request. Waits a bounded time at most."""
+        rates = self.cache.rates
+        self.cache.poll(self._batcher.outlook(rates), self._batcher.free_run_slots)
+        batch = self._batcher.schedule()
+        for sequence in batch.admitted:
+            self._started(self._requests[sequence.request_id])
+        self.preemptions += len(batch.preempted)
+        work = self._in_place(batch)
+        if not work:
+            self._idle(batch)
+            return []
+        return self._run(work)
+
+    def close(self) -> None:
+        """Abort everything, end the mover's threads and give the host memory back."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self.cache.close()
+        self._arena.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _in_place(self, batch: Batch) -> list[Work]:
+        """The batch's work whose loads have arrived. What lost a block waits again."""
+        tickets = [work.sequence.ticket for work in batch.work]
+        began_s = self._clock()
+        lost = self.cache.ready(
+            [ticket for ticket in tickets if ticket is not None],
+            timeout_s=self.settings.wait_timeout_s,
+        )
+        self._waited(began_s, any(ticket is not None and ticket.waits for ticket in tickets))
+        for ticket in lost:
+            self._batcher.preempt(self._batcher.sequences[ticket.request.id])
+        work = [work for work in batch.work if work.sequence.ticket is not None]
+        if self._verifier is not None:
+            for item in work:
+                if item.sequence in batch.admitted:
+                    self._verifier.read(self._ticket(item), self.cache.serials, item.start)
+        return work
+
+    def _idle(self, batch: Batch) -> None:
+        """Nothing can run: wait for the link, if that is what is lacking."""
+        if batch.stepped_over or self.busy:
+            began_s = self._clock()
+            self.cache.wait_news(_IDLE_WAIT_S)
+            self._waited(began_s, NotYet.LOADING in batch.stepped_over.values())
+
+    def _run(self, work: list[Work]) -> list[Delta]:
+        began_s = self._clock()
+        step = self.cache.begin_step([(self._ticket(w), w.start, w.tokens) for w in work])
+        try:
+            logits = self.runner.forward([self._chunk(item) for item in work])
+        except BaseException:
+            self.cache.step_abandoned(step)
+            for item in work:
+                self._end(self._requests[item.sequence.request_id], FinishReason.FAILED)
+            raise
+        self.cache.step_launched(step)
+        deltas = self._take_tokens(work, logits)
+        self._measure(step, work, began_s)
+        return deltas
+
+    def _take_tokens(self, work: list[Work], logits: torch.Tensor) -> list[Delta]:
+        requests = [self._requests[item.sequence.request_id] for item in work]
+        rows = [i for i, w in enumerate(work) if w.start + w.tokens == requests[i].known_tokens]
+        drawn: dict[int, SampledToken] = {}
+        if rows:
+            tokens = sample([requests[i].sampler for i in rows], logits[rows])
+            drawn = dict(zip(rows, tokens, strict=True))
+        self._observe(work, requests, drawn)
+        now_s = self._clock()
+        deltas: list[Delta] = []
+        for i, (item, request) in enumerate(zip(work, requests, strict=True)):
+            request.computed_tokens = item.start + item.tokens
+            if i in drawn:
+                deltas.append(request.accept(drawn[i], now_s))
+            ticket = self._ticket(item)
+            self.cache.commit(ticket, request.keys())
+            if self._verifier is not None:
+                self._verifier.wrote(ticket, self.cache.serials)
+            if request.finished is not None:
+                self._end(request, request.finished)
+        return deltas
+
+    def _measure(self, step: int, work: list[Work], began_s: float) -> None:
+        now_s = self._clock()
+        prefill = sum(item.tokens for item in work if item.tokens > 1)
+        decode = sum(1 for item in work if item.tokens == 1)
+        self.cache.rates.stepped(prefill, decode, now_s - began_s)
+        self.steps += 1
+        if self.timeline is not None:
+            self.timeline.step(step, began_s, now_s, decode_tokens=decode, prefill_tokens=prefill)
+            self.timeline.windows(self.mover.windows())
+
+    def _observe(
+        self, work: list[Work], requests: list[EngineRequest], drawn: dict[int, SampledToken]
+    ) -> None:
+        if self._observer is None:
+            return
+        self._observer(
+            StepRecord(
+                request_ids=tuple(request.id for request in requests),
+                starts=tuple(item.start for item in work),
+                token_ids=tuple(self._chunk(item).token_ids.copy() for item in work),
+                serials=tuple(self.cache.serials(self._ticket(item)) for item in work),
+                drawn=tuple(drawn.get(i) for i in range(len(work))),
+            )
+        )
+
+    def _waited(self, began_s: float, lacked_load: bool) -> None:
+        now_s = self._clock()
+        if lacked_load:
+            self.stall_s += now_s - began_s
+            if self.timeline is not None:
+                self.timeline.wait(began_s, now_s)
+
+    def _started(self, request: EngineRequest) -> None:
+        ticket = request.ticket
+        if ticket is not None and request.timing.started_s is None:
+            request.timing.started_s = self._clock()
+            request.sources = dict(ticket.sources)
+
+    def _end(self, request: EngineRequest, reason: FinishReason) -> None:
+        """Forget the request; its blocks become ordinary cache."""
+        if request.finished is None:
+            request.text += request.end(reason, self._clock())
+        self.cache.abort(request.id)
+        self._batcher.remove(request)
+        request.ticket = None
+        self.cache.rates.answered(len(request.drawn))
+        del self._requests[request.id]
+        self._show_on_timeline(request)
+
+    def _show_on_timeline(self, request: EngineRequest) -> None:
+        timing, timeline = request.timing, self.timeline
+        if timeline is None or timing.started_s is None or timing.first_token_s is None:
+            return
+        end_s = timing.finished_s or self._clock()
+        row = request.label
+        timeline.request(row, Kind.QUEUED, timing.arrival_s, timing.started_s)
+        timeline.request(row, Kind.PREFILL, timing.started_s, timing.first_token_s)
+        timeline.request(row, Kind.DECODE, timing.first_token_s, end_s)
+
+    def _chunk(self, item: Work) -> Chunk:
+        request = self._requests[item.sequence.request_id]
+        tokens = request.tokens[item.start : item.start + item.tokens]
+        return Chunk(tokens, item.start, self._ticket(item).slots)
+
+    def _ticket(self, item: Work) -> Ticket:
+        ticket = item.sequence.ticket
+        if ticket is None:
+            raise RequestError(f"request {item.sequence.request_id} has no ticket")
+        return ticket
+
+    def _namespace(self, salt: str) -> bytes:
+        parts = (salt, self.loaded.fingerprint, str(self.pool.dtype), str(self.pool.geometry))
+        return hashlib.sha256("\0".join(parts).encode()).digest()
+
+    def _check_prompt(self, prompt_ids: NDArray[np.int64], params: SamplingParams) -> None:
+        if prompt_ids.ndim != 1 or not len(prompt_ids):
+            raise RequestError("a prompt needs at least one token")
+        if int(prompt_ids.min()) < 0 or int(prompt_ids.max()) >= self.loaded.vocab_size:
+            raise RequestError(f"token ids must be in 0..{self.loaded.vocab_size - 1}")
+        room = self.loaded.context_tokens - len(prompt_ids)
+        if params.max_tokens > room:
+            raise RequestError(
+                f"a prompt of {len(prompt_ids)} tokens leaves room for {max(0, room)} tokens in "
+                f"the model's context of {self.loaded.context_tokens}, and max_tokens is "
+                f"{params.max_tokens}; shorten one of them"
+            )

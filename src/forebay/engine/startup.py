@@ -1,0 +1,114 @@
+"""What an engine measures when it starts, and the one line that it says about it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.config import CacheSettings
+from forebay.core.modes import policy_of
+from forebay.engine.runner import Chunk, Runner
+from forebay.errors import LinkTimeoutError
+from forebay.geometry import Geometry
+from forebay.transfer.messages import Direction, Transfer, TransferClass
+from forebay.transfer.mover import Mover
+
+_PROBE_BLOCKS = 32
+_PROBE_TOKENS = 64
+_PROBE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What the link did in the probe, and the first transfer id that is free after it."""
+
+    bytes_per_s: float
+    next_transfer: int
+
+
+def measure_link(mover: Mover, sizes: CacheSettings) -> Link:
+    """Load some blocks of empty host slots into empty device slots, and time it.
+
+    Raises LinkTimeoutError if the link does not answer.
+    """
+    blocks = min(_PROBE_BLOCKS, sizes.device_slots, max(1, sizes.host_slots))
+    slots = np.arange(blocks, dtype=np.int32)
+    for transfer in (1, 2):
+        # The first touches the memory; the second is timed.
+        mover.submit(
+            [
+                Transfer(
+                    id=transfer,
+                    direction=Direction.LOAD,
+                    transfer_class=TransferClass.DEMAND,
+                    deadline_s=0.0,
+                    sources=slots,
+                    destinations=slots,
+                    after_steps=np.zeros(blocks, np.int64),
+                )
+            ]
+        )
+        elapsed_s = _until_ended(mover, transfer)
+    return Link(blocks * sizes.block_bytes / max(elapsed_s, 1e-9), 3)
+
+
+def measure_prefill(runner: Runner, device_slots: int) -> float:
+    """Tokens a second of a short prefill, the second of two: the first warms the model up."""
+    tokens = min(_PROBE_TOKENS, device_slots * runner.pool.block_tokens)
+    tokens = min(tokens, runner.loaded.context_tokens)
+    slots = np.arange(-(-tokens // runner.pool.block_tokens), dtype=np.int32)
+    chunk = Chunk(np.zeros(tokens, np.int64), 0, slots)
+    runner.forward([chunk])
+    began_s = time.perf_counter()
+    runner.forward([chunk])
+    return tokens / (time.perf_counter() - began_s)
+
+
+def describe(
+    settings: CacheSettings, geometry: Geometry, link_bytes_per_s: float, prefill: float
+) -> str:
+    """Pool sizes, effective capacity, link rate, and whether look-ahead can help here and why."""
+    tokens = geometry.block_tokens
+    sizes = (
+        f"device {settings.device_slots * tokens:,} tokens "
+        f"({_gb(settings.device_slots * settings.block_bytes)}), host "
+        f"{settings.host_slots * tokens:,} ({_gb(settings.host_slots * settings.block_bytes)}), "
+        f"effective {settings.effective_blocks * tokens:,}; blocks of {tokens} tokens; "
+        f"mode {settings.mode.value}"
+    )
+    if not policy_of(settings.mode).host_tier or not settings.host_slots:
+        return f"{sizes}; no host tier: what does not fit on the device is recomputed"
+    load_s = geometry.token_bytes / link_bytes_per_s
+    compute_s = 1.0 / prefill
+    rates = (
+        f"link {_gb(link_bytes_per_s)}/s; 1,000 tokens load in {1e6 * load_s:,.1f} ms and compute "
+        f"in {1e6 * compute_s:,.1f} ms"
+    )
+    return f"{sizes}; {rates}: {_verdict(settings, load_s, compute_s)}"
+
+
+def _verdict(settings: CacheSettings, load_s: float, compute_s: float) -> str:
+    if load_s >= compute_s:
+        return "loading is slower than computing here, so the cache can bring little"
+    if settings.host_slots <= settings.device_slots:
+        return "the host tier is no larger than the device pool, so it can bring little"
+    gain = f"a load is {compute_s / load_s:,.0f}x faster than computing"
+    if not policy_of(settings.mode).look_ahead:
+        return f"{gain}; this mode does not look ahead"
+    return f"{gain}, and look-ahead can hide it under others' steps while requests queue"
+
+
+def _until_ended(mover: Mover, transfer: int) -> float:
+    deadline_s = time.monotonic() + _PROBE_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        for completion in mover.poll().completions:
+            if completion.id == transfer:
+                return completion.finished_s - completion.started_s
+        mover.wait_news(0.1)
+    raise LinkTimeoutError(f"the link moved nothing in {_PROBE_TIMEOUT_S} s; check the mover")
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:,.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:,.1f} MB"
