@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from forebay.engine.attention import PAGED
 from forebay.engine.models import LoadedModel, adopt_model, load_model
@@ -118,3 +119,30 @@ def random_prompts() -> Callable[..., list[np.ndarray]]:
         return [rng.integers(3, vocab, length, dtype=np.int64) for length in lengths]
 
     return prompts
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """One token a byte, as GPT-2 spells them, and an end token; fits the tiny models."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+@pytest.fixture(scope="session")
+def piece_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Word pieces with a mark for the space, and bytes for what has no piece, as Llama 2 has."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    pieces += ["\u2581", "\u2581hello", "\u2581world", "hello", "world", "!", "s"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )

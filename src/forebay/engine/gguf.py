@@ -97,6 +97,8 @@ class _Cursor:
 
 def read_gguf(path: Path) -> GgufFile:
     """Parses the header and maps the tensors; raises ModelError if it is no whole GGUF 2 or 3."""
+    if not path.stat().st_size:
+        raise ModelError(f"{path} is empty: fetch the file anew")
     data = np.memmap(path, dtype=np.uint8, mode="r")
     cursor = _Cursor(data)
     try:

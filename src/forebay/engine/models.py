@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -34,6 +35,8 @@ _FOLDER_FORMAT = 1
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _SAMPLE = 16
+# What a configuration says of how it was stored, not of what the model computes.
+_INCIDENTAL = ("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = _read_model(folder, dtype)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder} cannot be loaded: {_first_line(error)}") from error
     return adopt_model(model.to(device), tokenizer, name=str(name_or_path))  # pyright: ignore[reportArgumentType]
 
@@ -212,8 +215,8 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
 
 def _fingerprint(model: PreTrainedModel) -> str:
     config = model.config.to_dict()
-    for volatile in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
-        config.pop(volatile, None)
+    for incidental in _INCIDENTAL:
+        config.pop(incidental, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().flatten()

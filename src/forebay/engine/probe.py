@@ -23,6 +23,9 @@ Shape = tuple[int, int]
 
 _LENGTHS = (6, 5)
 _STRIDES = (7, 11)
+# Of the kinds of layers that a configuration may list: a window is refused by its argument, if it
+# is shorter than the context; other kinds (chunks, linear attention) reach no argument.
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 def prove(
@@ -32,14 +35,17 @@ def prove(
 
     Raises ModelError with the reason if the model cannot be served.
     """
+    config = model.config.get_text_config()
+    if others := set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS:
+        raise ModelError(f"{name} has layers of kinds that are not supported: {sorted(others)}")
     places = [torch.arange(length, device=model.device) for length in _LENGTHS]
     ids = [at * stride % vocab_size for at, stride in zip(places, _STRIDES, strict=True)]
     probe = _Probe(context_tokens)
     with torch.inference_mode():
-        own = [model(input_ids=i.unsqueeze(0), use_cache=False).logits[0] for i in ids]
+        own = [_own_logits(model, name, i) for i in ids]
         model.set_attn_implementation(PAGED)
         near = _packed_logits(model, name, ids, places, probe)
-        layers = model.config.get_text_config().num_hidden_layers
+        layers = config.num_hidden_layers
         if sorted(probe.shapes) != list(range(layers)):
             raise ModelError(
                 f"{name}: {len(probe.shapes)} of {layers} layers let their attention be replaced; "
@@ -52,7 +58,7 @@ def prove(
                 f"{name}: plain causal attention, one request beside another, gives other logits "
                 "than the model's own code; it uses a mask or a state that is not supported"
             )
-        places[1] += context_tokens - _LENGTHS[1]
+        places[1] += max(0, context_tokens - _LENGTHS[1])
         far = _packed_logits(model, name, ids, places, _Probe(context_tokens))
         if _differ(far[: _LENGTHS[0]], own[0]):
             raise ModelError(
@@ -84,6 +90,13 @@ class _Probe:
             causal_attention(query[:, rows], key[:, rows], value[:, rows], None, scale, out[rows])
             first += length
         return out
+
+
+def _own_logits(model: PreTrainedModel, name: str, ids: torch.Tensor) -> torch.Tensor:
+    try:
+        return model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+    except Exception as error:
+        raise ModelError(f"{name}: the model's own forward pass fails: {error!r}") from error
 
 
 def _packed_logits(
