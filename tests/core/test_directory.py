@@ -214,6 +214,26 @@ def test_session_resumes_and_goes_stale(directory: Directory) -> None:
     assert directory.match(N, path("axyz"), session).ids.tolist() == [0, 9, 2]
 
 
+@pytest.mark.parametrize(
+    "remove",
+    [
+        lambda d: d.remove_leaf(2),
+        lambda d: d.remove_leaves(ids(2)),
+        lambda d: d.remove_subtree(2),
+    ],
+)
+def test_an_id_used_again_does_not_revive_a_session(
+    directory: Directory, remove: Callable[[Directory], object]
+) -> None:
+    keys = path("abc")
+    directory.insert(N, keys, 0, ids(0, 1, 2))
+    session = directory.match(N, keys).session
+    remove(directory)
+    directory.insert(N, path("xyz"), 0, ids(3, 4, 2))
+    assert directory.match(N, keys, session).ids.tolist() == [0, 1]
+    assert directory.match(N, keys, session.rested()).ids.tolist() == [0, 1]
+
+
 def test_the_same_keys_object_is_not_compared_again(directory: Directory) -> None:
     keys = path("abc")
     directory.insert(N, keys, 0, ids(0, 1))
@@ -235,7 +255,7 @@ def test_a_match_outlives_what_it_saw(directory: Directory) -> None:
 
 
 def test_a_path_of_thousands_of_one_block_nodes() -> None:
-    blocks = 8192
+    blocks = 1536
     directory = Directory(4)
     keys = np.arange(blocks, dtype=np.int32).tobytes()
     directory.insert(N, keys, 0, np.arange(blocks, dtype=np.int32))
