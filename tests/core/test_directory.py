@@ -255,7 +255,7 @@ def test_a_match_outlives_what_it_saw(directory: Directory) -> None:
 
 
 def test_a_path_of_thousands_of_one_block_nodes() -> None:
-    blocks = 1536
+    blocks = 1100
     directory = Directory(4)
     keys = np.arange(blocks, dtype=np.int32).tobytes()
     directory.insert(N, keys, 0, np.arange(blocks, dtype=np.int32))
