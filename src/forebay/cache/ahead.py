@@ -8,10 +8,14 @@ from forebay.cache.loads import Loads
 from forebay.config import CacheSettings
 from forebay.core.flights import Flights
 from forebay.core.modes import policy_of
-from forebay.core.planner import Queued, Running, View, Wanted, expected_starts, make_plan
+from forebay.core.planner import Running, View, Wanted, expected_starts, make_plan
 from forebay.core.rates import Rates
+from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
+
+# Bounds the work of one event; the next event goes on where this one stopped.
+_MOST_BRINGS = 8
 
 
 class LookAhead:
@@ -40,6 +44,8 @@ class LookAhead:
         if not self._enabled or lease_room <= 0 or copy_room <= 0:
             return
         wanted = self._wanted(now_s, running, free_run_slots)
+        if not wanted:
+            return
         device = self._store.device
         view = View(
             now_s=now_s,
@@ -50,6 +56,7 @@ class LookAhead:
             lease_room=lease_room,
             copy_room=copy_room,
             lead_loads=self._settings.lead_loads,
+            most_brings=_MOST_BRINGS,
             wanted=wanted,
         )
         plan = make_plan(view, self._rates)
@@ -68,17 +75,18 @@ class LookAhead:
     def _wanted(
         self, now_s: float, running: Sequence[Running], free_run_slots: int
     ) -> list[Wanted]:
-        waiting = [
-            entry
-            for entry in self._line.head(self._settings.look_ahead_requests)
-            if entry.turn_s is None
-        ]
-        for entry in waiting:
-            self._line.refresh(entry)
-        queue = [
-            Queued(entry.request.tokens - len(entry.blocks) * self._settings.block_tokens)
-            for entry in waiting
-        ]
+        """The head of the queue as the planner sees it; empty when there is nothing to bring."""
+        waiting: list[Waiting] = []
+        lacking = False
+        for entry in self._line.head(self._settings.look_ahead_requests):
+            if entry.turn_s is None:
+                self._line.refresh(entry)
+                lacking = lacking or entry.here > 0 or self._loads.worth(entry) > 0
+                waiting.append(entry)
+        if not lacking:
+            return []
+        tokens = self._settings.block_tokens
+        queue = [entry.request.tokens - len(entry.blocks) * tokens for entry in waiting]
         starts = expected_starts(now_s, running, queue, free_run_slots, self._rates)
         return [
             Wanted(entry.request.id, start_s, entry.covered, entry.here, self._loads.worth(entry))

@@ -424,7 +424,7 @@ def _attribute(
 ) -> tuple[dict[Source, int], dict[MissReason, int]]:
     """Every whole block of the request has one source, every recomputed one a reason."""
     asked = entry.request.tokens // block_tokens
-    host = int(np.count_nonzero(entry.origins[: entry.covered]))
+    host = entry.loaded
     sources = dict.fromkeys(Source, 0)
     sources[Source.HOST] = host
     sources[Source.DEVICE] = entry.covered - host

@@ -47,8 +47,7 @@ class Loads:
 
     def worth(self, entry: Waiting) -> int:
         """Blocks to load for `entry`; none where recomputing so few is the quicker way."""
-        loaded = int(np.count_nonzero(entry.origins))
-        tokens = (entry.to_load + loaded) * self._settings.block_tokens
+        tokens = (entry.to_load + entry.loaded) * self._settings.block_tokens
         return entry.to_load if tokens >= self._settings.min_load_tokens else 0
 
     # -- a request's turn ------------------------------------------------------------------------
@@ -92,9 +91,8 @@ class Loads:
     def _wait_or_give_up(self, entry: Waiting, now_s: float) -> NotYet | None:
         """Bounded: the smaller of two loads and the recompute, and at least a step."""
         settings = self._settings
-        loaded = int(np.count_nonzero(entry.origins))
-        load_s = self._rates.load_s(loaded * settings.block_bytes)
-        recompute_s = self._rates.prefill_s(loaded * settings.block_tokens)
+        load_s = self._rates.load_s(entry.loaded * settings.block_bytes)
+        recompute_s = self._rates.prefill_s(entry.loaded * settings.block_tokens)
         bound_s = max(self._rates.step_s.value, min(2 * load_s, recompute_s))
         waited_s = now_s - (now_s if entry.demanded_s is None else entry.demanded_s)
         if waited_s <= bound_s:
@@ -164,6 +162,7 @@ class Loads:
         loads = store.loads_of(taken)
         from_host = store.loading(taken)
         entry.origins = np.concatenate([entry.origins, from_host])
+        entry.loaded += int(np.count_nonzero(from_host))
         entry.covered += reach
         entry.waits |= loads
         self._flights.depend(loads, entry.request.id)

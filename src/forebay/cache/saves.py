@@ -20,6 +20,9 @@ from forebay.core.store import Store
 from forebay.transfer.messages import Completion, Direction, Transfer, TransferClass
 from forebay.transfer.mover import Mover
 
+# Bounds the work of one event; more victims than this are not given up between two of them.
+_MOST_AHEAD = 4096
+
 
 class Saves:
     """Chooses what to save and when. Changes the store, submits to the mover."""
@@ -40,6 +43,8 @@ class Saves:
         self._allocated = 0
         self._allocated_since_s = 0.0
         self._allocations_per_s = Average(0.0)
+        # The next victims are looked at again when slots were given out, or a look was cut short.
+        self._look_again = False
 
     def computed(self, blocks: Ids) -> None:
         """`blocks` (ancestors first) were published: save them when the link has time."""
@@ -49,14 +54,17 @@ class Saves:
     def allocated(self, blocks: int) -> None:
         """The device tier gave out `blocks` slots."""
         self._allocated += blocks
+        self._look_again = True
 
     def flush(self, now_s: float) -> None:
         """Submit what fits into the bound on saves in flight."""
         if not self._enabled:
             return
         room = self._room()
-        if room > 0:
-            room -= self._save(self._store.next_to_clean(self._ahead(now_s))[:room], now_s, True)
+        if room > 0 and self._look_again:
+            dirty = self._store.next_to_clean(self._ahead(now_s))
+            self._look_again = len(dirty) > room
+            room -= self._save(dirty[:room], now_s, True)
         while room > 0 and self._pending:
             blocks, serials = self._pending.popleft()
             left = blocks[self._store.serials(blocks) == serials]
@@ -88,7 +96,7 @@ class Saves:
         # Free slots are given out before any victim.
         soon = int(2 * self._round_trip_s.value * self._allocations_per_s.value)
         wanted = soon + self._settings.reserve_blocks - self._store.device.tier.free
-        return min(max(0, wanted), self._settings.device_slots // 2)
+        return min(max(0, wanted), self._settings.device_slots // 2, _MOST_AHEAD)
 
     def _save(self, blocks: Ids, now_s: float, pressing: bool) -> int:
         if not len(blocks):

@@ -23,8 +23,9 @@ from forebay.core.arrays import EMPTY_IDS, Ids
 # A front run is looked at in pieces of at least this many entries, so that taking one block from a
 # run of thousands does not compare all of them.
 _LOOK = 64
-# Stale entries are tolerated up to this many before the live ones are written anew.
-_STALE_FLOOR = 4096
+# Each append also looks at this many older entries for each new one, and drops the stale among
+# them: they stay a bounded share, and no single call pays for all of them.
+_SWEEP = 2
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class EvictionOrder:
         self._live = [0, 0]
         self._entries = 0
         self._next_serial = 2
+        self._swept = [0, 0]
 
     def count(self, rank: int) -> int:
         """Blocks that stand in `rank` (0 or 1)."""
@@ -63,6 +65,7 @@ class EvictionOrder:
         if len(blocks):
             self.discard(blocks)
             self._runs[rank].append(self._record(blocks[::-1].copy(), rank))
+            self._sweep(_SWEEP * len(blocks) + _LOOK, rank)
 
     def prepend(self, blocks: Ids, rank: int) -> None:
         """Put `blocks` (distinct, in none, leaf first as `pop` gave them) back at the very
@@ -81,8 +84,6 @@ class EvictionOrder:
         self._live[1] -= upper
         self._live[0] -= standing - upper
         self._place[blocks] = 0
-        if self._entries > 2 * sum(self._live) + _STALE_FLOOR:
-            self._rewrite()
 
     def pop(self, count: int, rank: int, busy: NDArray[np.bool_]) -> Ids:
         """Take up to `count` of the first blocks that are not `busy` (indexed by block), leaf
@@ -162,11 +163,24 @@ class EvictionOrder:
         self._live[rank] -= len(piece)
         return piece
 
-    def _rewrite(self) -> None:
-        """Write the live entries anew, in order, without the stale ones."""
-        self._entries = 0
-        for runs in self._runs:
-            parts = [(run.serial, self._live_part(run)) for run in runs]
-            runs.clear()
-            runs.extend(_Run(serial, blocks) for serial, blocks in parts if len(blocks))
-            self._entries += sum(len(run.blocks) for run in runs)
+    def _sweep(self, entries: int, rank: int) -> None:
+        """Drop the stale ones among the next `entries` entries of `rank`, going round."""
+        if self._entries <= self._live[0] + self._live[1]:
+            return
+        runs = self._runs[rank]
+        at = self._swept[rank]
+        while entries > 0 and runs:
+            if at >= len(runs):
+                at = 0
+                entries = min(entries, self._entries - self._live[0] - self._live[1])
+            run = runs[at]
+            looked = len(run.blocks) - run.begin
+            entries -= looked + 1
+            live = self._live_part(run)
+            self._entries -= looked - len(live)
+            if len(live):
+                run.blocks, run.begin = live, 0
+                at += 1
+            else:
+                del runs[at]
+        self._swept[rank] = at

@@ -50,6 +50,7 @@ class View:
     lease_room: int
     copy_room: int
     lead_loads: float
+    most_brings: int
     wanted: Sequence[Wanted]
 
 
@@ -80,22 +81,16 @@ class Running:
     answer_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A waiting request: prompt tokens that it will have to compute."""
-
-    prefill_tokens: int
-
-
 def expected_starts(
     now_s: float,
     running: Sequence[Running],
-    queue: Sequence[Queued],
+    queue: Sequence[int],
     free_run_slots: int,
     rates: Rates,
 ) -> list[float]:
     """When each of `queue` starts: it needs a run slot, and the prefill ahead of it done.
 
+    `queue` has the prompt tokens that each waiting request will have to compute, in order.
     Run slots come free as running requests end; a request started from the queue is assumed to give
     its slot back after an average answer. A low estimate is the safe side: the load comes earlier.
     """
@@ -108,11 +103,12 @@ def expected_starts(
     compute_free_s = now_s + sum(rates.prefill_s(run.prefill_tokens) for run in running)
     answer_s = rates.answer_tokens.value * step_s
     starts: list[float] = []
-    for queued in queue:
+    token_s = 1.0 / rates.prefill_tokens_per_s.value
+    for tokens in queue:
         slot_s = heapq.heappop(slots) if slots else now_s
-        start_s = max(slot_s, compute_free_s)
+        start_s = slot_s if slot_s > compute_free_s else compute_free_s
         starts.append(start_s)
-        compute_free_s = start_s + rates.prefill_s(queued.prefill_tokens)
+        compute_free_s = start_s + tokens * token_s
         heapq.heappush(slots, compute_free_s + answer_s)
     return starts
 
@@ -143,7 +139,7 @@ def make_plan(view: View, rates: Rates) -> Plan:
         protected_room -= blocks + wanted.here
         lease_room -= blocks + wanted.here
         copy_room -= blocks
-        if copy_room <= 0 or lease_room <= 0:
+        if copy_room <= 0 or lease_room <= 0 or len(plan.bring) >= view.most_brings:
             break
     return plan
 

@@ -118,6 +118,8 @@ class Waiting:
     unissued: set[int] = field(default_factory=set[int])
     origins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """For each covered block, whether it came from the host tier."""
+    loaded: int = 0
+    """How many of `origins` did."""
     limit: int | None = None
     """Blocks to load at most: what lies behind is recomputed, for `limit_reason`."""
     limit_reason: MissReason = MissReason.ABSENT

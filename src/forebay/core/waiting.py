@@ -91,8 +91,7 @@ class WaitingLine:
         """End its lease on all covered blocks but the first `keep`."""
         if keep < entry.covered:
             self._store.release(entry.blocks[keep : entry.covered], LeaseKind.PREFETCH)
-            entry.covered = keep
-            entry.origins = entry.origins[:keep]
+            _cut(entry, keep)
             entry.waits = self._store.loads_of(entry.blocks[:keep])
             entry.unissued &= entry.waits
             self.count(entry)
@@ -154,8 +153,7 @@ class WaitingLine:
         self._forget_end(entry)
         if common < entry.covered:
             store.release(entry.blocks[common : entry.covered], LeaseKind.PREFETCH)
-            entry.covered = common
-            entry.origins = entry.origins[:common]
+            _cut(entry, common)
         store.device.unprotect(entry.blocks)
         store.device.protect(new)
         entry.blocks = new
@@ -177,6 +175,12 @@ class WaitingLine:
 
 def _order(entry: Waiting) -> tuple[int, float, int]:
     return entry.order
+
+
+def _cut(entry: Waiting, keep: int) -> None:
+    entry.covered = keep
+    entry.origins = entry.origins[:keep]
+    entry.loaded = int(np.count_nonzero(entry.origins))
 
 
 def _common(old: Ids, new: Ids) -> int:
