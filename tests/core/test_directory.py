@@ -192,8 +192,7 @@ def test_a_branch_that_went_leaves_no_trace() -> None:
     for depth in range(1, 6):
         directory.insert(N, path("abcdef"[:depth] + "x"), depth, ids(10 + depth))
     directory.remove_leaves(ids(11, 12, 13, 14, 15))
-    used = len(directory._nodes.parent) - len(directory._nodes.free)  # pyright: ignore[reportPrivateUsage]
-    assert used == 2
+    assert directory.node_count == 2
     assert directory.match(N, path("abcdef")).ids.tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -246,6 +245,33 @@ def test_the_same_keys_object_is_not_compared_again(directory: Directory) -> Non
     assert directory.match(N, keys, first.session).ids.tolist() == [0]
 
 
+def test_a_session_may_reach_further_than_an_insert(directory: Directory) -> None:
+    keys = path("abc")
+    directory.insert(N, keys, 0, ids(0, 1, 2))
+    session = directory.match(N, keys).session
+    assert directory.insert(N, keys, 0, ids(7), session).tolist() == [0]
+    assert directory.insert(N, keys, 1, ids(7), session.rested()).tolist() == [1]
+
+
+def test_a_session_resumes_within_a_run_and_goes_on_below(directory: Directory) -> None:
+    directory.insert(N, path("abcdef"), 0, ids(0, 1, 2, 3, 4, 5))
+    directory.insert(N, path("abcdx"), 4, ids(6))
+    session = directory.match(N, path("ab")).session
+    for handle in (session, session.rested()):
+        match = directory.match(N, path("abcdefg"), handle)
+        assert match.ids.tolist() == [0, 1, 2, 3, 4, 5]
+        assert not match.ids.flags.writeable
+
+
+def test_a_session_is_not_believed_for_another_front(directory: Directory) -> None:
+    directory.insert(N, path("abcd"), 0, ids(0, 1, 2, 3))
+    directory.insert(N, path("abx"), 2, ids(4))
+    directory.insert(N, path("ybcd"), 0, ids(5, 6, 7, 8))
+    session = directory.match(N, path("abcd")).session
+    assert directory.match(N, path("ybcd"), session).ids.tolist() == [5, 6, 7, 8]
+    assert directory.match(N, path("zbcd"), session).ids.tolist() == []
+
+
 def test_a_match_outlives_what_it_saw(directory: Directory) -> None:
     directory.insert(N, path("abc"), 0, ids(0, 1, 2))
     seen = directory.match(N, path("abc")).ids
@@ -263,7 +289,7 @@ def test_a_path_of_thousands_of_one_block_nodes() -> None:
         side = keys[: depth * 4] + b"side"
         directory.insert(N, side, depth, ids(blocks + depth))
     assert len(directory.match(N, keys).ids) == blocks
-    assert len(directory._nodes.parent) >= 2 * blocks - 2  # pyright: ignore[reportPrivateUsage]
+    assert directory.node_count == 2 * blocks
     session = directory.match(N, keys).session.rested()
     assert len(directory.match(N, keys, session).ids) == blocks
     directory.check()

@@ -92,6 +92,11 @@ class Directory:
         """Published blocks."""
         return self._published
 
+    @property
+    def node_count(self) -> int:
+        """Nodes of the trees, a root per namespace included: what a match walks is some of them."""
+        return self._nodes.count
+
     def __contains__(self, block: int) -> bool:
         """Whether the block is published."""
         return 0 <= block < len(self._blocks) and self._blocks.node_at[block] != NO_NODE

@@ -88,6 +88,11 @@ class Nodes:
         """A new node without a parent."""
         return self._add(NO_NODE, 0, b"", b"", {})
 
+    @property
+    def count(self) -> int:
+        """Nodes in use."""
+        return len(self.parent) - len(self.free)
+
     def is_root(self, node: int) -> bool:
         """Whether the node is the (empty) front of a namespace."""
         return self.parent[node] == NO_NODE
