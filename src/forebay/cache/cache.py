@@ -102,24 +102,15 @@ class Cache:
 
         Raises RequestError for one that can never run in this pool.
         """
-        blocks = self._blocks_for(request.tokens + request.max_answer_tokens)
-        if request.tokens < 1:
-            raise RequestError("a request needs at least one token")
-        if blocks > self._most_blocks():
+        if not self._fits(request):
             raise RequestError(
-                f"{request.tokens} tokens and an answer of up to {request.max_answer_tokens} need "
-                f"{blocks} blocks, and the device pool can give one request {self._most_blocks()}; "
-                "shorten it or enlarge the pool"
-            )
-        whole = request.tokens // self.settings.block_tokens
-        if len(request.keys) != whole * self._store.key_bytes:
-            raise RequestError(
-                f"{request.tokens} tokens are {whole} whole blocks of {self._store.key_bytes} key "
-                f"bytes; {len(request.keys)} bytes were given"
+                f"{request.tokens} tokens and an answer of up to {request.max_answer_tokens} do "
+                f"not fit the {self._most_blocks()} blocks of {self.settings.block_tokens} tokens "
+                "that the device pool can give one request; shorten it or enlarge the pool"
             )
         if request.id in self._line or request.id in self._tickets:
             raise ProtocolError(f"request {request.id} is here already")
-        self._line.add(request)
+        self._add(request)
 
     def waiting(self) -> list[Request]:
         """The waiting requests in the order in which their turn comes."""
@@ -142,6 +133,8 @@ class Cache:
         displace what other waiting requests want.
         """
         entry = self._line[request]
+        if not self._fits(entry.request):
+            return NotYet.NEVER
         now_s = self._clock()
         self._line.refresh(entry)
         if self._line.shared_with_running(entry) > self.settings.min_shared_tokens:
@@ -166,7 +159,7 @@ class Cache:
         `request` carries all tokens known now. What was published of it can be found again.
         """
         self.finish(ticket)
-        self.enqueue(request)
+        self._add(request)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -383,6 +376,17 @@ class Cache:
             self._loads.revoke(need, spare=entry)
         return device.obtainable(protected=first) >= need
 
+    def _add(self, request: Request) -> None:
+        if request.tokens < 1:
+            raise RequestError("a request needs at least one token")
+        whole = request.tokens // self.settings.block_tokens
+        if len(request.keys) != whole * self._store.key_bytes:
+            raise RequestError(
+                f"{request.tokens} tokens are {whole} whole blocks of {self._store.key_bytes} key "
+                f"bytes; {len(request.keys)} bytes were given"
+            )
+        self._line.add(request)
+
     def _share(self, ticket: Ticket, position: int, canonical: int) -> None:
         """The same content was published by another: use its block, if it lies on the device."""
         block = np.array([canonical], np.int32)
@@ -408,7 +412,11 @@ class Cache:
         return -(-tokens // self.settings.block_tokens)
 
     def _most_blocks(self) -> int:
-        return self.settings.device_slots - self._store.counters.quarantined
+        device = self._store.device
+        return device.slots - device.tier.quarantined
+
+    def _fits(self, request: Request) -> bool:
+        return self._blocks_for(request.tokens + request.max_answer_tokens) <= self._most_blocks()
 
     def _require_current(self, ticket: Ticket) -> None:
         current = self._tickets.get(ticket.request.id)

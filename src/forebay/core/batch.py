@@ -67,6 +67,10 @@ class Admission(Protocol):
         """Give up its slots and let it wait again."""
         ...
 
+    def abort(self, request: int) -> None:
+        """Forget the request."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -79,11 +83,15 @@ class Work:
 
 @dataclass(slots=True)
 class Batch:
-    """One step: the work in it, who started with it, and who could not go on."""
+    """One step: the work in it, who started with it, and who could not go on.
+
+    `failed` can never run any more and is forgotten: the pool lost too many slots.
+    """
 
     work: list[Work] = field(default_factory=list[Work])
     admitted: list[Sequence] = field(default_factory=list[Sequence])
     preempted: list[Sequence] = field(default_factory=list[Sequence])
+    failed: list[Sequence] = field(default_factory=list[Sequence])
     stepped_over: dict[int, NotYet] = field(default_factory=dict[int, NotYet])
 
     @property
@@ -170,6 +178,9 @@ class Batcher:
             if budget <= 0 or self.free_run_slots <= 0:
                 return
             answer = self._cache.admit(request.id, first=first)
+            if answer is NotYet.NEVER:
+                self._fail(self.sequences[request.id], batch)
+                continue
             if isinstance(answer, NotYet):
                 batch.stepped_over[request.id] = answer
                 if answer is NotYet.FULL:
@@ -177,6 +188,11 @@ class Batcher:
                 first = False
                 continue
             budget -= self._start(self.sequences[request.id], answer, budget, batch)
+
+    def _fail(self, sequence: Sequence, batch: Batch) -> None:
+        self._cache.abort(sequence.request_id)
+        self.remove(sequence)
+        batch.failed.append(sequence)
 
     def _start(self, sequence: Sequence, ticket: Ticket, budget: int, batch: Batch) -> int:
         sequence.ticket, sequence.computed_tokens = ticket, ticket.cached_tokens

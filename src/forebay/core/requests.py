@@ -38,6 +38,7 @@ class NotYet(StrEnum):
     LOADING = "loading"
     COMPUTING = "computing"  # another request computes the same prefix
     FULL = "full"  # the pool has no room that it may take
+    NEVER = "never"  # slots were taken out of use, and the rest cannot hold it
 
 
 class Growth(StrEnum):

@@ -62,6 +62,7 @@ class TierSlots:
         self._waiting: deque[tuple[int, Ids]] = deque()
         self._waiting_count = 0
         self._completed_step = 0
+        self.quarantined = 0
 
     @property
     def free(self) -> int:
@@ -120,6 +121,8 @@ class TierSlots:
         self._state[slots] = state
         if state is SlotState.FREE:
             self._put_back(slots)
+        elif state is SlotState.QUARANTINED:
+            self.quarantined += len(slots)
 
     def touch(self, slots: Ids, step: int) -> None:
         """Note that `step` may still touch `slots`. Stamps only grow."""

@@ -191,11 +191,13 @@ class Engine:
         for sequence in batch.admitted:
             self._started(self._requests[sequence.request_id])
         self.preemptions += len(batch.preempted)
+        failed = [self._failed(self._requests[each.request_id]) for each in batch.failed]
         work = self._in_place(batch)
-        if not work:
+        if work:
+            return failed + self._run(work)
+        if not failed:
             self._idle(batch)
-            return []
-        return self._run(work)
+        return failed
 
     def close(self) -> None:
         """Abort everything, end the mover's threads and give the host memory back."""
@@ -226,7 +228,7 @@ class Engine:
         work = [work for work in batch.work if work.sequence.ticket is not None]
         if self._verifier is not None:
             for item in work:
-                if item.sequence in batch.admitted:
+                if item.start == self._ticket(item).cached_tokens:
                     self._verifier.read(self._ticket(item), self.cache.serials, item.start)
         return work
 
@@ -322,6 +324,11 @@ class Engine:
         self.cache.rates.answered(len(request.drawn))
         del self._requests[request.id]
         self._show_on_timeline(request)
+
+    def _failed(self, request: EngineRequest) -> Delta:
+        shown = len(request.text)
+        self._end(request, FinishReason.FAILED)
+        return Delta(request.id, request.text[shown:], (), FinishReason.FAILED)
 
     def _show_on_timeline(self, request: EngineRequest) -> None:
         timing, timeline = request.timing, self.timeline
