@@ -70,6 +70,11 @@ class HostArena:
         return self._bytes
 
     @property
+    def address(self) -> int:
+        """Where the memory begins in this process."""
+        return int(self.bytes.ctypes.data)
+
+    @property
     def size_bytes(self) -> int:
         """As asked for; nothing is rounded up."""
         return len(self.bytes)
