@@ -34,9 +34,9 @@ _NO_IDS = np.frombuffer(b"", np.int32)
 class Session:
     """Where a match ended, to resume there when the same path comes again, longer.
 
-    Holds nothing in the directory. It may outlive what it points at: a removed block is noticed by
-    its ``generation``. It is always safe to pass: given other keys, or a block that is gone, the
-    match starts at the root.
+    Holds nothing in the directory. It may outlive what it points at: that a block was removed, and
+    its id perhaps used again, shows in ``generation``. It is always safe to pass: given other keys,
+    or a block that is gone, the match starts at the root.
 
     ``keys`` are those that were matched. When the very same object is passed again they are not
     compared again, which makes asking once more for a waiting request nearly free. They may be
@@ -87,6 +87,7 @@ class Directory:
         self._roots: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}
         self._published = 0
+        self._inserts = 0
 
     def __len__(self) -> int:
         """Published blocks."""
@@ -113,7 +114,7 @@ class Directory:
         if place is None or not len(place.ids):
             return Match(_NO_IDS, Session(namespace, NO_BLOCK, 0, _NO_IDS, None))
         block = int(place.ids[-1])
-        generation = self._blocks.generation_at[block]
+        generation = self._blocks.insert_at[block]
         return Match(place.ids, Session(namespace, block, generation, place.ids, keys))
 
     def insert(
@@ -184,7 +185,6 @@ class Directory:
             raise NotLeafError(f"block {block} has a published child: remove that first")
         node = self._blocks.node_at[block]
         self._blocks.node_at[block] = NO_NODE
-        self._blocks.generation_at[block] += 1
         self._shorten(node, self._nodes.length(node) - 1, 1)
 
     def remove_leaves(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -204,9 +204,9 @@ class Directory:
             node = self._blocks.node_at[block]
             run = self._nodes.block_ids(node)
             pairs = min(len(run), len(blocks) - at)
-            differ = np.flatnonzero(run[: -pairs - 1 : -1] != blocks[at : at + pairs])
-            count = int(differ[0]) if len(differ) else pairs
-            self._forget(run[len(run) - count :])
+            differ = run[: -pairs - 1 : -1] != blocks[at : at + pairs]
+            count = int(differ.argmax()) if np.count_nonzero(differ) else pairs
+            self._blocks.node[blocks[at : at + count]] = NO_NODE
             self._shorten(node, len(run) - count, count)
             removed[at : at + count] = True
             at += count
@@ -226,7 +226,7 @@ class Directory:
             pending.extend(nodes.children(node).values())
             nodes.drop(node)
         removed = _joined(parts)[::-1].copy()
-        self._forget(removed)
+        self._blocks.node[removed] = NO_NODE
         self._shorten(top, keep, len(removed))
         return removed
 
@@ -236,10 +236,6 @@ class Directory:
         names = {root: name for name, root in self._roots.items()}
         if names != self._names or not all(self._nodes.children(root) for root in names):
             raise ProtocolError("a namespace without blocks, or under two names")
-
-    def _forget(self, removed: NDArray[np.int32]) -> None:
-        self._blocks.node[removed] = NO_NODE
-        self._blocks.generation[removed] += 1
 
     def _shorten(self, node: int, keep: int, removed: int) -> None:
         """Cuts a leaf node to ``keep`` blocks, and drops a namespace that is left without any."""
@@ -275,10 +271,10 @@ class Directory:
         """The node of the session's last block if ``keys[:end]`` leads there, else the root."""
         block = session.block
         if (
-            not 0 <= block < len(self._blocks)
-            or session.namespace != namespace
+            session.namespace != namespace
             or len(session.ids) * self._key_bytes > end
-            or self._blocks.generation_at[block] != session.generation
+            or block not in self
+            or self._blocks.insert_at[block] != session.generation
         ):
             return root
         last: int = self._blocks.node_at[block]
@@ -363,6 +359,8 @@ class Directory:
         blocks.depth[added] = depths
         if np.count_nonzero(blocks.depth[added] != depths):
             raise ProtocolError("a block id was given twice: each place of a path has its own")
+        self._inserts += 1
+        blocks.insert[added] = self._inserts
 
     def _opened(self, namespace: bytes, place: _Place | None) -> int:
         """The node behind whose last block a path goes on at ``place``, split off if need be."""

@@ -27,18 +27,18 @@ Fan = dict[bytes, int]
 
 
 class Blocks:
-    """Per block id: the node that holds it, its depth in the path, and its generation.
+    """Per block id: the node that holds it, its depth in the path, and which insert published it.
 
-    ``node`` is :data:`NO_NODE` for a block that is not published; ``depth`` counts from the root of
-    the namespace; ``generation`` changes whenever the block is removed. The ``*_at`` views read and
-    write the same memory one block at a time.
+    ``node`` is :data:`NO_NODE` for a block that is not published, of which the others mean nothing;
+    ``depth`` counts from the root of the namespace; ``insert`` is a number that no other insert
+    has. The ``*_at`` views read and write the same memory one block at a time.
     """
 
     def __init__(self) -> None:
         self._adopt(
             np.full(_FIRST_ROWS, NO_NODE, np.int32),
             np.zeros(_FIRST_ROWS, np.int32),
-            np.zeros(_FIRST_ROWS, np.int32),
+            np.zeros(_FIRST_ROWS, np.int64),
         )
 
     def __len__(self) -> int:
@@ -54,14 +54,14 @@ class Blocks:
         self._adopt(
             np.concatenate([self.node, np.full(added, NO_NODE, np.int32)]),
             np.concatenate([self.depth, np.zeros(added, np.int32)]),
-            np.concatenate([self.generation, np.zeros(added, np.int32)]),
+            np.concatenate([self.insert, np.zeros(added, np.int64)]),
         )
 
     def _adopt(
-        self, node: NDArray[np.int32], depth: NDArray[np.int32], generation: NDArray[np.int32]
+        self, node: NDArray[np.int32], depth: NDArray[np.int32], insert: NDArray[np.int64]
     ) -> None:
-        self.node, self.depth, self.generation = node, depth, generation
-        self.node_at, self.depth_at, self.generation_at = node.data, depth.data, generation.data
+        self.node, self.depth, self.insert = node, depth, insert
+        self.node_at, self.depth_at, self.insert_at = node.data, depth.data, insert.data
 
 
 class Nodes:
