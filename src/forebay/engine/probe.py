@@ -45,14 +45,7 @@ def prove(
         own = [_own_logits(model, name, i) for i in ids]
         model.set_attn_implementation(PAGED)
         near = _packed_logits(model, name, ids, places, probe)
-        layers = config.num_hidden_layers
-        if sorted(probe.shapes) != list(range(layers)):
-            raise ModelError(
-                f"{name}: {len(probe.shapes)} of {layers} layers let their attention be replaced; "
-                "layers with attention of their own, or without K/V, are not supported"
-            )
-        if len(probe.dtypes) != 1:
-            raise ModelError(f"{name}: K and V of several types are not supported: {probe.dtypes}")
+        _check_layers(probe, name, config.num_hidden_layers)
         if _differ(near, torch.cat(own)):
             raise ModelError(
                 f"{name}: plain causal attention, one request beside another, gives other logits "
@@ -65,7 +58,7 @@ def prove(
                 f"{name}: a long request changes the logits of a short one beside it (rotary "
                 "frequencies that follow the longest one); that is not supported"
             )
-    return tuple(probe.shapes[layer] for layer in range(layers)), probe.dtypes.pop()
+    return tuple(probe.shapes[i] for i in range(config.num_hidden_layers)), probe.dtypes.pop()
 
 
 @dataclass(slots=True)
@@ -90,6 +83,16 @@ class _Probe:
             causal_attention(query[:, rows], key[:, rows], value[:, rows], None, scale, out[rows])
             first += length
         return out
+
+
+def _check_layers(probe: _Probe, name: str, layers: int) -> None:
+    if sorted(probe.shapes) != list(range(layers)):
+        raise ModelError(
+            f"{name}: {len(probe.shapes)} of {layers} layers let their attention be replaced; "
+            "layers with attention of their own, or without K/V, are not supported"
+        )
+    if len(probe.dtypes) != 1:
+        raise ModelError(f"{name}: K and V of several types are not supported: {probe.dtypes}")
 
 
 def _own_logits(model: PreTrainedModel, name: str, ids: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from forebay.engine.attention import DecodeGroup, PagedContext, Scratch, Span
 from forebay.engine.models import LoadedModel
 from forebay.engine.pool import KVPool
+from forebay.engine.threads import limit_threads
 from forebay.errors import ModelError, RequestError
 from forebay.geometry import Geometry, geometry_from_kv
 
@@ -53,6 +54,8 @@ class Runner:
         self.loaded = loaded
         self.pool = pool
         self._scratch = Scratch()
+        if pool.device.type == "cpu":
+            limit_threads()
 
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Computes all chunks in one step; returns float32 ``[len(chunks), vocab]``.
