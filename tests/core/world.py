@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from fakes import FakeClock, LaunchedStep, Machine
@@ -74,18 +75,24 @@ class ToySequence:
 
 class World:
     def __init__(
-        self, settings: CacheSettings, batch: BatchSettings, *, seed: int, late: bool = False
+        self,
+        settings: CacheSettings,
+        batch: BatchSettings,
+        *,
+        seed: int,
+        late: bool = False,
+        machine: Any = None,
     ) -> None:
         self.rng = random.Random(seed)
-        self.clock = FakeClock()
-        self.machine = Machine(
+        self.machine = machine or Machine(
             settings.block_tokens,
             settings.device_slots,
             settings.host_slots,
-            self.clock,
+            FakeClock(),
             self.rng,
             late_reports=late,
         )
+        self.clock = self.machine.clock
         self.cache = Cache(settings, self.machine, key_bytes=KEY_BYTES, clock=self.clock)
         self.batcher = Batcher(batch, self.cache)
         self.finished = 0

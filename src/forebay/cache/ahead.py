@@ -15,7 +15,7 @@ from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 
 # Bounds the work of one event; the next event goes on where this one stopped.
-_MOST_BRINGS = 8
+_MOST_BRINGS = 4
 
 
 class LookAhead:
@@ -38,8 +38,13 @@ class LookAhead:
         self._rates = rates
         self._loads = loads
 
-    def plan(self, now_s: float, running: Sequence[Running], free_run_slots: int) -> None:
-        """Plan once: lease and load for waiting requests whose turn has not come."""
+    def plan(
+        self, now_s: float, running: Sequence[Running], free_run_slots: int, owed: int
+    ) -> None:
+        """Plan once: lease and load for waiting requests whose turn has not come.
+
+        `owed` blocks are kept out of it beside the reserve: somebody nearer waits for them.
+        """
         lease_room, copy_room = self._rooms()
         if not self._enabled or lease_room <= 0 or copy_room <= 0:
             return
@@ -52,7 +57,7 @@ class LookAhead:
             block_bytes=self._settings.block_bytes,
             obtainable=device.obtainable(protected=False),
             obtainable_protected=device.obtainable(protected=True),
-            reserve=self._settings.reserve_blocks,
+            reserve=self._settings.reserve_blocks + owed,
             lease_room=lease_room,
             copy_room=copy_room,
             lead_loads=self._settings.lead_loads,

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.cache.account import Account, CacheStats
 from forebay.cache.ahead import LookAhead
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
 from forebay.core.device import LeaseKind
 from forebay.core.flights import Flights
-from forebay.core.ledger import MissReason, PrefetchLedger, Source
+from forebay.core.ledger import PrefetchLedger
 from forebay.core.planner import Running
 from forebay.core.rates import Average, Rates
 from forebay.core.requests import Growth, NotYet, Request, Ticket, Waiting
@@ -36,22 +36,6 @@ from forebay.errors import (
 )
 from forebay.transfer.messages import Completion
 from forebay.transfer.mover import Mover, TransferFailedError
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """Since the start. Blocks by source and miss reason of admitted requests; bytes by outcome."""
-
-    sources: dict[Source, int]
-    misses: dict[MissReason, int]
-    prefetch_bytes: dict[str, int]
-    prefetch_open_bytes: int
-    loaded_bytes: int
-    saved_bytes: int
-    copy_s: float
-    evicted_blocks: int
-    dropped_dirty_blocks: int
-    quarantined_blocks: int
 
 
 class Cache:
@@ -90,10 +74,10 @@ class Cache:
         self._generation = 0
         self._steps: dict[int, list[tuple[Ticket, int]]] = {}
         self._stuck_since_s: float | None = None
-        self._sources = dict.fromkeys(Source, 0)
-        self._misses = dict.fromkeys(MissReason, 0)
-        self._loaded_bytes = self._saved_bytes = 0
-        self._copy_s = 0.0
+        # Blocks that a running request, or the first waiting one, lacked in the last round. Without
+        # this, look-ahead would take again what was revoked for them while its copies end.
+        self._owed = 0
+        self._account = Account()
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -174,6 +158,7 @@ class Cache:
             self._loads.revoke(count)
             blocks = self._store.compute(count, protected=True)
         if blocks is None:
+            self._owed = max(self._owed, count)
             return self._later()
         self._stuck_since_s = None
         self._saves.allocated(count)
@@ -276,7 +261,8 @@ class Cache:
         self._take_report()
         now_s = self._clock()
         self._ledger.expire(now_s, self._store.device.wanted_counts, self.settings.slack_s)
-        self._ahead.plan(now_s, running, free_run_slots)
+        self._ahead.plan(now_s, running, free_run_slots, self._owed)
+        self._owed = 0
         self._saves.flush(now_s)
 
     def wait_news(self, timeout_s: float) -> bool:
@@ -292,21 +278,7 @@ class Cache:
 
     def stats(self) -> CacheStats:
         """Counters since the start."""
-        counters = self._store.counters
-        return CacheStats(
-            sources=dict(self._sources),
-            misses=dict(self._misses),
-            prefetch_bytes={
-                outcome.value: count for outcome, count in self._ledger.outcomes.items()
-            },
-            prefetch_open_bytes=self._ledger.open_bytes,
-            loaded_bytes=self._loaded_bytes,
-            saved_bytes=self._saved_bytes,
-            copy_s=self._copy_s,
-            evicted_blocks=counters.evicted,
-            dropped_dirty_blocks=counters.dropped_dirty,
-            quarantined_blocks=counters.quarantined,
-        )
+        return self._account.stats(self._ledger, self._store.counters)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -325,11 +297,9 @@ class Cache:
             raise ProtocolError(f"transfer {completion.id} ended twice")
         if not flight.is_load:
             self._saves.ended(completion, now_s)
-            self._saved_bytes += completion.bytes
+            self._account.saved(completion)
             return
-        self._loaded_bytes += completion.bytes
-        self._copy_s += completion.finished_s - completion.started_s
-        self._loads.ended(completion)
+        self._loads.ended(completion, self._account.loaded(completion))
         incomplete = completion.blocks_done < len(flight.blocks)
         for request in flight.dependents:
             ticket = self._tickets.get(request)
@@ -343,11 +313,7 @@ class Cache:
         self._store.promote(cached)
         self._ledger.read(cached, self._clock() if entry.turn_s is None else entry.turn_s)
         self._generation += 1
-        sources, misses = _attribute(entry, self.settings.block_tokens)
-        for source, count in sources.items():
-            self._sources[source] += count
-        for reason, count in misses.items():
-            self._misses[reason] += count
+        sources, misses = self._account.admitted(entry, self.settings.block_tokens)
         ticket = Ticket(
             request=entry.request,
             generation=self._generation,
@@ -372,9 +338,11 @@ class Cache:
         device = self._store.device
         if device.obtainable(protected=first) >= need:
             return True
-        if first:
-            self._loads.revoke(need, spare=entry)
-        return device.obtainable(protected=first) >= need
+        if not first:
+            return False
+        self._loads.revoke(need, spare=entry)
+        self._owed = max(self._owed, need)
+        return device.obtainable(protected=True) >= need
 
     def _add(self, request: Request) -> None:
         if request.tokens < 1:
@@ -425,23 +393,3 @@ class Cache:
                 f"the ticket of request {ticket.request.id} is not current: it has ended, or was "
                 "preempted and admitted anew"
             )
-
-
-def _attribute(
-    entry: Waiting, block_tokens: int
-) -> tuple[dict[Source, int], dict[MissReason, int]]:
-    """Every whole block of the request has one source, every recomputed one a reason."""
-    asked = entry.request.tokens // block_tokens
-    host = entry.loaded
-    sources = dict.fromkeys(Source, 0)
-    sources[Source.HOST] = host
-    sources[Source.DEVICE] = entry.covered - host
-    sources[Source.RECOMPUTED] = asked - entry.covered
-    misses = dict.fromkeys(MissReason, 0)
-    if entry.request.no_cache:
-        misses[MissReason.DISABLED] = asked
-        return sources, misses
-    limited = len(entry.blocks) - entry.covered
-    misses[entry.limit_reason] += limited
-    misses[MissReason.ABSENT] += asked - entry.covered - limited
-    return sources, misses

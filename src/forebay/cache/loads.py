@@ -43,7 +43,6 @@ class Loads:
         self._ledger = ledger
         self._rates = rates
         self._mover = mover
-        self._link_free_s = 0.0
 
     def worth(self, entry: Waiting) -> int:
         """Blocks to load for `entry`; none where recomputing so few is the quicker way."""
@@ -79,7 +78,7 @@ class Loads:
     def _cover_all(self, entry: Waiting, now_s: float, *, first: bool) -> None:
         self.cover(entry, entry.to_load, now_s, now_s, protected=first)
         if first and (entry.here or entry.to_load):
-            self.revoke(self._store.device.slots, spare=entry)
+            self.revoke(entry.here + entry.to_load, spare=entry)
             self.cover(entry, entry.to_load, now_s, now_s, protected=True)
 
     def _demand(self, entry: Waiting, now_s: float) -> None:
@@ -226,14 +225,12 @@ class Loads:
         flight.issued = True
         self._ledger.issued(transfer, now_s)
 
-    def ended(self, completion: Completion) -> Flight:
-        """A load is over. Waiting requests that wanted it keep what arrived."""
+    def ended(self, completion: Completion, busy_s: float) -> Flight:
+        """A load that kept the link busy for `busy_s` is over: who wanted it keeps what came."""
         flight = self._flights.end(completion.id)
         missing = self._store.end_load(
             completion.id, completion.blocks_done, completion.blocks_touched
         )
-        busy_s = completion.finished_s - max(completion.started_s, self._link_free_s)
-        self._link_free_s = max(self._link_free_s, completion.finished_s)
         if completion.outcome is Outcome.DONE:
             self._rates.moved(completion.bytes, busy_s)
         failed = completion.outcome is Outcome.FAILED

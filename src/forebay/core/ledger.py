@@ -57,6 +57,7 @@ class PrefetchLedger:
     outcomes: dict[PrefetchOutcome, int] = field(
         default_factory=lambda: dict.fromkeys(PrefetchOutcome, 0)
     )
+    planned_bytes: int = 0
     _open: NDArray[np.int64] = field(init=False)
     _left: dict[int, int] = field(default_factory=dict[int, int])
     _issued_s: dict[int, float] = field(default_factory=dict[int, float])
@@ -73,6 +74,7 @@ class PrefetchLedger:
     def planned(self, transfer: int, blocks: Ids, expires_s: float) -> None:
         """`transfer` will prefetch `blocks`; unread by `expires_s` they count as wasted."""
         self._open[blocks] = transfer
+        self.planned_bytes += len(blocks) * self.block_bytes
         self._left[transfer] = len(blocks)
         self._expiries.append((expires_s, transfer, blocks))
 

@@ -1,0 +1,98 @@
+"""The books: where blocks came from, what was moved, and how long the link took for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forebay.core.ledger import MissReason, PrefetchLedger, Source
+from forebay.core.requests import Waiting
+from forebay.core.store import StoreCounters
+from forebay.transfer.messages import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Since the start. Blocks by source and miss reason of admitted requests; bytes by outcome.
+
+    `load_s` is how long the link was busy with loads, whatever the number of them at once.
+    """
+
+    sources: dict[Source, int]
+    misses: dict[MissReason, int]
+    prefetch_bytes: dict[str, int]
+    prefetch_open_bytes: int
+    loaded_bytes: int
+    saved_bytes: int
+    load_s: float
+    evicted_blocks: int
+    dropped_dirty_blocks: int
+    quarantined_blocks: int
+
+
+@dataclass(slots=True)
+class Account:
+    """Running totals of one cache."""
+
+    sources: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
+    misses: dict[MissReason, int] = field(default_factory=lambda: dict.fromkeys(MissReason, 0))
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
+    load_s: float = 0.0
+    _link_free_s: float = 0.0
+
+    def admitted(
+        self, entry: Waiting, block_tokens: int
+    ) -> tuple[dict[Source, int], dict[MissReason, int]]:
+        """A request starts: every whole block has one source, every recomputed one a reason."""
+        sources, misses = _attribute(entry, block_tokens)
+        for source, count in sources.items():
+            self.sources[source] += count
+        for reason, count in misses.items():
+            self.misses[reason] += count
+        return sources, misses
+
+    def loaded(self, completion: Completion) -> float:
+        """A load ended. Returns the seconds for which only it, or it first, kept the link busy."""
+        self.loaded_bytes += completion.bytes
+        began_s = max(completion.started_s, self._link_free_s)
+        busy_s = max(0.0, completion.finished_s - began_s)
+        self._link_free_s = max(self._link_free_s, completion.finished_s)
+        self.load_s += busy_s
+        return busy_s
+
+    def saved(self, completion: Completion) -> None:
+        """A save ended."""
+        self.saved_bytes += completion.bytes
+
+    def stats(self, ledger: PrefetchLedger, counters: StoreCounters) -> CacheStats:
+        """The totals as they stand."""
+        return CacheStats(
+            sources=dict(self.sources),
+            misses=dict(self.misses),
+            prefetch_bytes={outcome.value: count for outcome, count in ledger.outcomes.items()},
+            prefetch_open_bytes=ledger.open_bytes,
+            loaded_bytes=self.loaded_bytes,
+            saved_bytes=self.saved_bytes,
+            load_s=self.load_s,
+            evicted_blocks=counters.evicted,
+            dropped_dirty_blocks=counters.dropped_dirty,
+            quarantined_blocks=counters.quarantined,
+        )
+
+
+def _attribute(
+    entry: Waiting, block_tokens: int
+) -> tuple[dict[Source, int], dict[MissReason, int]]:
+    asked = entry.request.tokens // block_tokens
+    sources = dict.fromkeys(Source, 0)
+    sources[Source.HOST] = entry.loaded
+    sources[Source.DEVICE] = entry.covered - entry.loaded
+    sources[Source.RECOMPUTED] = asked - entry.covered
+    misses = dict.fromkeys(MissReason, 0)
+    if entry.request.no_cache:
+        misses[MissReason.DISABLED] = asked
+        return sources, misses
+    limited = len(entry.blocks) - entry.covered
+    misses[entry.limit_reason] += limited
+    misses[MissReason.ABSENT] += asked - entry.covered - limited
+    return sources, misses
