@@ -168,8 +168,8 @@ class Cache:
     def begin_step(self, work: Sequence[tuple[Ticket, int, int]]) -> int:
         """Number a step that computes, for each (ticket, start, tokens), `tokens` from `start` on.
 
-        Raises ProtocolError for a ticket whose loads are not all issued: such a step must not be
-        launched.
+        Raises ProtocolError for a ticket whose loads are not all issued, or whose block table does
+        not cover the tokens: such a step must not be launched.
         """
         step = self._store.newest_step + 1
         written: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
@@ -177,6 +177,11 @@ class Cache:
             self._require_current(ticket)
             if self._flights.unissued(ticket.waits):
                 raise ProtocolError(f"request {ticket.request.id} has loads that are not issued")
+            if len(ticket.slots) < self._blocks_for(start + tokens):
+                raise ProtocolError(
+                    f"request {ticket.request.id} has {len(ticket.slots)} slots, too few for "
+                    f"{start + tokens} tokens: call grow until it says GROWN"
+                )
             first = start // self.settings.block_tokens
             written.append(ticket.blocks[first : self._blocks_for(start + tokens)])
         self._store.newest_step = step
@@ -299,7 +304,7 @@ class Cache:
             self._saves.ended(completion, now_s)
             self._account.saved(completion)
             return
-        self._loads.ended(completion, self._account.loaded(completion))
+        self._loads.ended(completion, self._account.loaded(completion), now_s)
         incomplete = completion.blocks_done < len(flight.blocks)
         for request in flight.dependents:
             ticket = self._tickets.get(request)

@@ -88,11 +88,11 @@ class Loads:
             self._mover.expedite(sorted(entry.unissued), TransferClass.DEMAND, now_s)
 
     def _wait_or_give_up(self, entry: Waiting, now_s: float) -> NotYet | None:
-        """Bounded: the smaller of two loads and the recompute, and at least a step."""
+        """Wait for what is not issued, but not for ever."""
         settings = self._settings
-        load_s = self._rates.load_s(entry.loaded * settings.block_bytes)
-        recompute_s = self._rates.prefill_s(entry.loaded * settings.block_tokens)
-        bound_s = max(self._rates.step_s.value, min(2 * load_s, recompute_s))
+        bound_s = self._rates.patience_s(
+            entry.loaded * settings.block_bytes, entry.loaded * settings.block_tokens
+        )
         waited_s = now_s - (now_s if entry.demanded_s is None else entry.demanded_s)
         if waited_s <= bound_s:
             return NotYet.LOADING
@@ -225,7 +225,7 @@ class Loads:
         flight.issued = True
         self._ledger.issued(transfer, now_s)
 
-    def ended(self, completion: Completion, busy_s: float) -> Flight:
+    def ended(self, completion: Completion, busy_s: float, now_s: float) -> Flight:
         """A load that kept the link busy for `busy_s` is over: who wanted it keeps what came."""
         flight = self._flights.end(completion.id)
         missing = self._store.end_load(
@@ -233,6 +233,7 @@ class Loads:
         )
         if completion.outcome is Outcome.DONE:
             self._rates.moved(completion.bytes, busy_s)
+            self._rates.arrived(completion.bytes, now_s - flight.submitted_s)
         failed = completion.outcome is Outcome.FAILED
         if len(missing):
             self._ledger.ended(

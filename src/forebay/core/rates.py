@@ -32,11 +32,16 @@ class Rates:
     prefill_tokens_per_s: Average = field(default_factory=lambda: Average(1000.0))
     step_s: Average = field(default_factory=lambda: Average(0.05))
     answer_tokens: Average = field(default_factory=lambda: Average(64.0))
+    load_latency_s: Average = field(default_factory=lambda: Average(0.02))
 
     def moved(self, copied_bytes: int, busy_s: float) -> None:
         """A transfer that had the link to itself for `busy_s` moved `copied_bytes`."""
         if copied_bytes > 0 and busy_s > 0:
             self.link_bytes_per_s.add(copied_bytes / busy_s)
+
+    def arrived(self, copied_bytes: int, elapsed_s: float) -> None:
+        """A load of `copied_bytes` was seen to be over `elapsed_s` after it was asked for."""
+        self.load_latency_s.add(max(0.0, elapsed_s - self.load_s(copied_bytes)))
 
     def stepped(self, prefill_tokens: int, decode_tokens: int, elapsed_s: float) -> None:
         """A step took `elapsed_s`. Steps that are mostly prefill measure the prefill rate."""
@@ -54,6 +59,15 @@ class Rates:
     def load_s(self, copied_bytes: int) -> float:
         """Seconds that a load of `copied_bytes` takes on an idle link."""
         return copied_bytes / self.link_bytes_per_s.value
+
+    def patience_s(self, copied_bytes: int, tokens: int) -> float:
+        """How long to wait for a load before `tokens` are computed instead.
+
+        The smaller of twice its estimate, with what such loads take besides their bytes, and of
+        computing it; at least a step.
+        """
+        load_s = self.load_latency_s.value + self.load_s(copied_bytes)
+        return max(self.step_s.value, min(2 * load_s, self.prefill_s(tokens)))
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds that computing `tokens` prompt tokens takes."""
