@@ -87,7 +87,7 @@ class Engine:
         )
         self.runner = Runner(self.loaded, self.pool)
         link = measure_link(self.mover, sizes)
-        prefill = measure_prefill(self.runner, sizes.device_slots)
+        prefill = measure_prefill(self.runner, settings.batch.step_tokens)
         self.cache = Cache(
             settings.cache_settings(geometry, link.bytes_per_s),
             self.mover,
@@ -217,12 +217,13 @@ class Engine:
     def _in_place(self, batch: Batch) -> list[Work]:
         """The batch's work whose loads have arrived. What lost a block waits again."""
         tickets = [work.sequence.ticket for work in batch.work]
+        lacked_load = any(ticket is not None and ticket.waits for ticket in tickets)
         began_s = self._clock()
         lost = self.cache.ready(
             [ticket for ticket in tickets if ticket is not None],
             timeout_s=self.settings.wait_timeout_s,
         )
-        self._waited(began_s, any(ticket is not None and ticket.waits for ticket in tickets))
+        self._waited(began_s, lacked_load)
         for ticket in lost:
             self._batcher.preempt(self._batcher.sequences[ticket.request.id])
         work = [work for work in batch.work if work.sequence.ticket is not None]

@@ -16,7 +16,7 @@ from forebay.transfer.messages import Direction, Transfer, TransferClass
 from forebay.transfer.mover import Mover
 
 _PROBE_BLOCKS = 32
-_PROBE_TOKENS = 64
+_PROBE_TOKENS = 256
 _PROBE_TIMEOUT_S = 30.0
 
 
@@ -54,9 +54,12 @@ def measure_link(mover: Mover, sizes: CacheSettings) -> Link:
     return Link(blocks * sizes.block_bytes / max(elapsed_s, 1e-9), 3)
 
 
-def measure_prefill(runner: Runner, device_slots: int) -> float:
-    """Tokens a second of a short prefill, the second of two: the first warms the model up."""
-    tokens = min(_PROBE_TOKENS, device_slots * runner.pool.block_tokens)
+def measure_prefill(runner: Runner, step_tokens: int) -> float:
+    """Tokens a second of the prefill of a step, the second of two: the first warms the model up.
+
+    As long as a step may be, up to a bound: a short one is mostly the reading of weights.
+    """
+    tokens = min(_PROBE_TOKENS, step_tokens, runner.pool.slots * runner.pool.block_tokens)
     tokens = min(tokens, runner.loaded.context_tokens)
     slots = np.arange(-(-tokens // runner.pool.block_tokens), dtype=np.int32)
     chunk = Chunk(np.zeros(tokens, np.int64), 0, slots)
