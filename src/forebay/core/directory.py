@@ -14,7 +14,6 @@ One thread owns a directory.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +25,11 @@ from forebay.errors import NotLeafError, ParentMissingError, ProtocolError, Sett
 
 NO_BLOCK = -1
 
-_LARGEST_ID = 2**31 - 1
+_NO_NODE_BYTES = NO_NODE.to_bytes(ID_BYTES, sys.byteorder, signed=True)
 _NO_IDS = np.frombuffer(b"", np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """Where a match ended, to resume there when the same path comes again, longer.
 
     Holds nothing in the directory. It may outlive what it points at: that a block was removed, and
@@ -51,11 +49,10 @@ class Session:
 
     def rested(self) -> Session:
         """The same handle without the keys: its next match compares them with the tree."""
-        return replace(self, keys=None)
+        return self._replace(keys=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The published blocks at the front of a path: ``ids``, root first, read-only, and a handle."""
 
     ids: NDArray[np.int32]
@@ -206,7 +203,7 @@ class Directory:
             pairs = min(len(run), len(blocks) - at)
             differ = run[: -pairs - 1 : -1] != blocks[at : at + pairs]
             count = int(differ.argmax()) if np.count_nonzero(differ) else pairs
-            self._blocks.node[blocks[at : at + count]] = NO_NODE
+            self._blocks.node.put(blocks[at : at + count], NO_NODE)
             self._shorten(node, len(run) - count, count)
             removed[at : at + count] = True
             at += count
@@ -226,7 +223,7 @@ class Directory:
             pending.extend(nodes.children(node).values())
             nodes.drop(node)
         removed = _joined(parts)[::-1].copy()
-        self._blocks.node[removed] = NO_NODE
+        self._blocks.node.put(removed, NO_NODE)
         self._shorten(top, keep, len(removed))
         return removed
 
@@ -346,21 +343,25 @@ class Directory:
     def _claim(self, added: NDArray[np.int32], depth: int) -> None:
         """Takes ids into use from ``depth`` on, or raises with nothing changed."""
         blocks = self._blocks
-        # A negative id is a huge one without its sign.
-        largest = int(np.maximum.reduce(added.view(np.uint32)))
-        if largest > _LARGEST_ID:
-            raise ProtocolError("a block id is negative: ids count from 0")
-        blocks.grow(largest + 1)
-        if np.count_nonzero(blocks.node[added] != NO_NODE):
-            taken = added[blocks.node[added] != NO_NODE]
-            raise ProtocolError(f"block {taken[0]} is published already, at another place")
+        try:
+            # Read without its sign, a negative id is beyond any table.
+            held = blocks.node.take(added.view(np.uint32))
+        except IndexError:
+            if int(added.min()) < 0:
+                raise ProtocolError("a block id is negative: ids count from 0") from None
+            blocks.grow(int(added.max()) + 1)
+            held = blocks.node.take(added)
+        if held.tobytes() != _NO_NODE_BYTES * len(added):
+            raise ProtocolError(
+                f"block {added[held != NO_NODE][0]} is published already, at another place"
+            )
         # Of an id given twice only the last depth stays. Depths of unpublished blocks mean nothing.
         depths = np.arange(depth, depth + len(added), dtype=np.int32)
-        blocks.depth[added] = depths
-        if np.count_nonzero(blocks.depth[added] != depths):
+        blocks.depth.put(added, depths)
+        if blocks.depth.take(added).tobytes() != depths.tobytes():
             raise ProtocolError("a block id was given twice: each place of a path has its own")
         self._inserts += 1
-        blocks.insert[added] = self._inserts
+        blocks.insert.put(added, self._inserts)
 
     def _opened(self, namespace: bytes, place: _Place | None) -> int:
         """The node behind whose last block a path goes on at ``place``, split off if need be."""
