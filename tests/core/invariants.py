@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forebay.cache import Cache
-from forebay.core.device import LeaseKind
+from forebay.core.device_pool import LeaseKind
 from forebay.core.slots import SlotState
 
 

@@ -13,6 +13,7 @@ from forebay.cache import Cache
 from forebay.config import BatchSettings, CacheSettings
 from forebay.core.batch import Batcher
 from forebay.core.requests import Request, Ticket
+from forebay.errors import RequestError
 
 BLOCK_TOKENS = 4
 KEY_BYTES = 4 * BLOCK_TOKENS
@@ -115,7 +116,11 @@ class World:
         )
         self.next_id += 1
         self.batcher.sequences[sequence.id] = sequence
-        self.cache.enqueue(sequence.renew())
+        try:
+            self.cache.enqueue(sequence.renew())
+        except RequestError:
+            assert self.cache.stats().quarantined_blocks, "refused, and the pool is whole"
+            self.batcher.remove(sequence)
 
     def tick(self, *, abandon: bool = False) -> bool:
         """One turn of an engine's loop. True if a step was launched."""

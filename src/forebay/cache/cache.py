@@ -19,7 +19,7 @@ from forebay.cache.ahead import LookAhead
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
-from forebay.core.device import LeaseKind
+from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.flights import Flights
 from forebay.core.ledger import PrefetchLedger
 from forebay.core.planner import Running
@@ -42,8 +42,9 @@ class Cache:
     """Look-ahead KV cache over a device pool and a host tier; see the module for the order of
     calls.
 
-    `key_bytes` is the width of a block key, `first_transfer` the first id to use with `mover`,
-    `clock` gives seconds, in which the mover's deadlines are too.
+    `key_bytes` is the width of a block key, `device_pool` whose slots the device's are (None: the
+    cache's own), `first_transfer` the first id to use with `mover`, `clock` gives seconds, in which
+    the mover's deadlines are too.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Cache:
         mover: Mover,
         *,
         key_bytes: int,
+        device_pool: DevicePool | None = None,
         first_transfer: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,7 +61,9 @@ class Cache:
         self.rates = Rates(Average(settings.link_bytes_per_s))
         self._mover = mover
         self._clock = clock
-        self._store = Store(key_bytes, settings.device_slots, settings.host_slots)
+        self._store = Store(
+            key_bytes, settings.device_slots, settings.host_slots, device_pool
+        )
         self._line = WaitingLine(self._store, settings.block_tokens)
         self._flights = Flights(first_transfer)
         self._ledger = PrefetchLedger(self._store.max_blocks, settings.block_bytes)
@@ -124,11 +128,11 @@ class Cache:
         if self._line.shared_with_running(entry) > self.settings.min_shared_tokens:
             return NotYet.COMPUTING
         why = self._loads.turn(entry, now_s, first=first)
-        if why is not None:
-            return why
-        if not self._has_room(entry, first=first):
-            return NotYet.FULL
-        return self._issue_ticket(entry)
+        if why is None and not self._has_room(entry, first=first):
+            why = NotYet.FULL
+        if why is NotYet.FULL and first:
+            self._owed = max(self._owed, self._need(entry))
+        return why or self._issue_ticket(entry)
 
     def finish(self, ticket: Ticket) -> None:
         """The request ended: its blocks become ordinary cache, its tail is freed."""
@@ -290,7 +294,7 @@ class Cache:
     def _take_report(self) -> None:
         report = self._mover.poll()
         now_s = self._clock()
-        self._store.device.tier.advance(report.completed_step)
+        self._store.device.advance(report.completed_step)
         for transfer in report.issued:
             self._loads.issued(transfer, now_s)
         for completion in report.completions:
@@ -336,18 +340,17 @@ class Cache:
         self._line.computes(ticket)
         return ticket
 
-    def _has_room(self, entry: Waiting, *, first: bool) -> bool:
-        """Whether the whole prompt fits beside the growth that running requests may need."""
+    def _need(self, entry: Waiting) -> int:
+        """Slots for the rest of its prompt, beside the growth that running requests may need."""
         reserve = self.settings.reserve_blocks if self._tickets else 0
-        need = self._blocks_for(entry.request.tokens) - entry.covered + reserve
+        return self._blocks_for(entry.request.tokens) - entry.covered + reserve
+
+    def _has_room(self, entry: Waiting, *, first: bool) -> bool:
+        need = self._need(entry)
         device = self._store.device
-        if device.obtainable(protected=first) >= need:
-            return True
-        if not first:
-            return False
-        self._loads.revoke(need, spare=entry)
-        self._owed = max(self._owed, need)
-        return device.obtainable(protected=True) >= need
+        if first and device.obtainable(protected=True) < need:
+            self._loads.revoke(need, spare=entry)
+        return device.obtainable(protected=first) >= need
 
     def _add(self, request: Request) -> None:
         if request.tokens < 1:
@@ -386,7 +389,7 @@ class Cache:
 
     def _most_blocks(self) -> int:
         device = self._store.device
-        return device.slots - device.tier.quarantined
+        return device.slots - device.quarantined
 
     def _fits(self, request: Request) -> bool:
         return self._blocks_for(request.tokens + request.max_answer_tokens) <= self._most_blocks()

@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.config import CacheSettings
 from forebay.core.arrays import Ids
-from forebay.core.device import LeaseKind
+from forebay.core.device_pool import LeaseKind
 from forebay.core.flights import Flight, Flights
 from forebay.core.ledger import MissReason, PrefetchLedger, PrefetchOutcome
 from forebay.core.modes import policy_of

@@ -95,7 +95,7 @@ class Saves:
             self._allocated, self._allocated_since_s = 0, now_s
         # Free slots are given out before any victim.
         soon = int(2 * self._round_trip_s.value * self._allocations_per_s.value)
-        wanted = soon + self._settings.reserve_blocks - self._store.device.tier.free
+        wanted = soon + self._settings.reserve_blocks - self._store.device.free
         return min(max(0, wanted), self._settings.device_slots // 2, _MOST_AHEAD)
 
     def _save(self, blocks: Ids, now_s: float, pressing: bool) -> int:

@@ -4,77 +4,19 @@ A block is idle when nobody leases it. Idle published blocks stand in one of two
 ordinary ones first, those that a waiting request wants (*protected*) after them. A block that a
 copy reads or writes is *busy*: it keeps its place and is passed over.
 
-`DevicePool` is what the cache needs of whoever owns the device's slots. `OwnDevicePool` is ours; an
-engine that owns its pool brings its own.
+This is the `DevicePool` of an engine that leaves its slots to the cache.
 """
 
 from __future__ import annotations
-
-from enum import IntEnum
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
+from forebay.core.device_pool import LeaseKind
 from forebay.core.order import EvictionOrder
 from forebay.core.slots import SlotState, TierSlots
 from forebay.errors import ProtocolError
-
-
-class LeaseKind(IntEnum):
-    """HARD: until given back. PREFETCH: revocable, by exactly the three that the planner knows."""
-
-    HARD = 0
-    PREFETCH = 1
-
-
-class DevicePool(Protocol):
-    """Slots in device memory. Blocks are ids; a lease on a block always covers its path."""
-
-    @property
-    def slots(self) -> int:
-        """Slots in the pool, quarantined ones included."""
-        ...
-
-    def obtainable(self, *, protected: bool) -> int:
-        """Slots that are FREE or held by idle blocks; `protected` counts those of wanted blocks."""
-        ...
-
-    def allocate(self, blocks: Ids, state: SlotState, *, protected: bool) -> Ids | None:
-        """Give each of `blocks` a slot in LOADING or DIRTY.
-
-        Evicts exactly what is missing and returns the blocks that lost their slot, leaf first (they
-        are no longer on the device when this returns); or returns None and changes nothing.
-        """
-        ...
-
-    def slot_of(self, blocks: Ids) -> Ids:
-        """The slot of each block, -1 where it has none."""
-        ...
-
-    def stamps(self, blocks: Ids) -> Steps:
-        """For each block, the newest step that may touch its slot."""
-        ...
-
-    def touch(self, blocks: Ids, kind: LeaseKind) -> None:
-        """Add a lease of `kind` to each block."""
-        ...
-
-    def release(self, blocks: Ids, kind: LeaseKind, step: int) -> Ids:
-        """End a lease of `kind` on each block; `step` may still touch them. Returns the idle
-        ones.
-        """
-        ...
-
-    def publish(self, blocks: Ids) -> None:
-        """Idle `blocks` (root first) may be given up from now on, last of all."""
-        ...
-
-    def forget(self, blocks: Ids) -> None:
-        """Free the slots of idle `blocks`; their content is gone."""
-        ...
-
 
 _ORDINARY, _PROTECTED = 0, 1
 
@@ -97,13 +39,20 @@ class OwnDevicePool:
         return self.tier.count
 
     @property
+    def free(self) -> int:
+        return self.tier.free
+
+    @property
+    def quarantined(self) -> int:
+        return self.tier.quarantined
+
+    @property
     def protected_blocks(self) -> int:
         """Idle blocks that a waiting request wants."""
         return self._order.count(_PROTECTED)
 
     @property
     def prefetch_leased(self) -> int:
-        """Blocks under at least one prefetch lease."""
         return self._prefetch_leased
 
     def obtainable(self, *, protected: bool) -> int:
@@ -113,11 +62,16 @@ class OwnDevicePool:
     def slot_of(self, blocks: Ids) -> Ids:
         return self._slot[blocks]
 
+    def advance(self, completed_step: int) -> None:
+        self.tier.advance(completed_step)
+
+    def wrote(self, blocks: Ids, step: int) -> None:
+        self.tier.touch(self._slot[blocks], step)
+
     def stamps(self, blocks: Ids) -> Steps:
         return self.tier.stamps(self._slot[blocks])
 
     def leases(self, blocks: Ids) -> NDArray[np.int32]:
-        """Leases on each block, of both kinds."""
         return self._leases[blocks]
 
     def idle(self, blocks: Ids) -> NDArray[np.bool_]:
@@ -155,7 +109,6 @@ class OwnDevicePool:
         return blocks[left == 0]
 
     def promote(self, blocks: Ids) -> None:
-        """A prefetch lease on each block becomes a hard one."""
         self._end_prefetch(blocks)
 
     def publish(self, blocks: Ids) -> None:
@@ -166,12 +119,10 @@ class OwnDevicePool:
         self._order.append(blocks, _ORDINARY)
 
     def protect(self, blocks: Ids) -> None:
-        """One more waiting request wants `blocks` (root first)."""
         self._wanted[blocks] += 1
         self._order.append(blocks[self._order.contains(blocks)], _PROTECTED)
 
     def unprotect(self, blocks: Ids) -> None:
-        """One waiting request less wants `blocks` (root first)."""
         left = self._wanted[blocks] - 1
         if len(left) and int(left.min()) < 0:
             raise ProtocolError("protection was given back twice")
@@ -180,16 +131,13 @@ class OwnDevicePool:
         self._order.append(last[self._order.contains(last)], _ORDINARY)
 
     def wanted(self, blocks: Ids) -> NDArray[np.bool_]:
-        """Whether a waiting request wants each block."""
         return self._wanted[blocks] > 0
 
     @property
     def wanted_counts(self) -> NDArray[np.int32]:
-        """By block: how many waiting requests want it. Not to be written."""
         return self._wanted
 
     def next_victims(self, count: int) -> Ids:
-        """The blocks that would lose their slot first, leaf first."""
         victims = self._order.peek(count, _ORDINARY)
         if len(victims) < count:
             more = self._order.peek(count - len(victims), _PROTECTED)
@@ -197,23 +145,19 @@ class OwnDevicePool:
         return victims
 
     def move(self, blocks: Ids, state: SlotState) -> None:
-        """Change the state of the slots of `blocks` (all on the device)."""
         self.tier.move(self._slot[blocks], state)
         self._busy[blocks] = state in (SlotState.LOADING, SlotState.SAVING)
 
     def state(self, blocks: Ids) -> NDArray[np.int8]:
-        """The `SlotState` of each block's slot (all on the device)."""
         return self.tier.state(self._slot[blocks])
 
     def busy(self, blocks: Ids) -> NDArray[np.bool_]:
-        """Whether a copy reads or writes each block."""
         return self._busy[blocks]
 
     def forget(self, blocks: Ids) -> None:
         self._drop(blocks, SlotState.FREE)
 
     def quarantine(self, blocks: Ids) -> None:
-        """Take the slots of `blocks` out of use for good: a copy into them never completed."""
         self._drop(blocks, SlotState.QUARANTINED)
 
     def _drop(self, blocks: Ids, state: SlotState) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.core.arrays import Ids, Steps
-from forebay.core.device import LeaseKind, OwnDevicePool
+from forebay.core.device import OwnDevicePool
+from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.directory import Directory, Match, Session
 from forebay.core.host import HostPool
 from forebay.core.slots import SlotState
@@ -50,8 +51,10 @@ class Store:
     key_bytes: int
     device_slots: int
     host_slots: int
+    pool: DevicePool | None = None
+    """Whose device slots they are; None: our own."""
     directory: Directory = field(init=False)
-    device: OwnDevicePool = field(init=False)
+    device: DevicePool = field(init=False)
     host: HostPool = field(init=False)
     counters: StoreCounters = field(default_factory=StoreCounters)
     newest_step: int = 0
@@ -71,7 +74,7 @@ class Store:
     def __post_init__(self) -> None:
         most = self.max_blocks
         self.directory = Directory(self.key_bytes)
-        self.device = OwnDevicePool(self.device_slots, most)
+        self.device = self.pool or OwnDevicePool(self.device_slots, most)
         self.host = HostPool(self.host_slots, most)
         self._load_of = np.zeros(most, np.int64)
         self._published = np.zeros(most, np.bool_)
@@ -155,7 +158,7 @@ class Store:
 
     def wrote(self, blocks: Ids, step: int) -> None:
         """`step` writes `blocks`: copies out of them, and into their slots, come after it."""
-        self.device.tier.touch(self.device.slot_of(blocks), step)
+        self.device.wrote(blocks, step)
 
     def unpublish(self, block: int) -> None:
         """`block` is lost or was never right: it and all that builds on it are not matched

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from forebay.core.arrays import Ids
-from forebay.core.device import LeaseKind
+from forebay.core.device_pool import LeaseKind
 from forebay.core.requests import Request, Ticket, Waiting
 from forebay.core.store import Store
 
