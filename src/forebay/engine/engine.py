@@ -29,7 +29,7 @@ from forebay.engine.settings import EngineSettings
 from forebay.engine.startup import describe, measure_link, measure_prefill
 from forebay.engine.text import chat_prompt, encode
 from forebay.engine.verify import BlockVerifier
-from forebay.errors import RequestError
+from forebay.errors import ModelError, RequestError
 from forebay.geometry import default_block_tokens
 from forebay.timeline import Kind, Timeline
 from forebay.transfer.arena import HostArena
@@ -38,6 +38,8 @@ from forebay.transfer.pool import Pool
 
 # The longest wait for the link before the loop looks again, when nothing else can run.
 _IDLE_WAIT_S = 0.05
+
+_TOO_SMALL = "copies that never ended took so many slots out of use that it fits no more: restart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,13 @@ class Engine:
         Requests with different `salt` never share a block.
         """
         params = params or SamplingParams()
-        ids = encode(self.loaded.tokenizer, prompt) if isinstance(prompt, str) else prompt
-        prompt_ids = np.asarray(ids, np.int64)
-        self._check_prompt(prompt_ids, params)
+        if self._full:
+            raise RequestError(
+                f"{self.settings.batch.max_waiting} requests wait already; come back later, or "
+                "raise max_waiting"
+            )
+        prompt_ids = self._token_ids(prompt)
+        self._check_length(prompt_ids, params)
         request = EngineRequest(
             id=self._next_id,
             prompt_ids=prompt_ids,
@@ -163,9 +169,17 @@ class Engine:
         params: SamplingParams | None = None,
     ) -> list[EngineRequest]:
         """Answer all `prompts` and return the ended requests, in the same order."""
-        requests = [self.submit(prompt, params) for prompt in prompts]
-        while any(request.finished is None for request in requests):
-            self.step()
+        requests: list[EngineRequest] = []
+        try:
+            for prompt in prompts:
+                while self._full:
+                    self.step()
+                requests.append(self.submit(prompt, params))
+            while any(request.finished is None for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.abort(request.id)
         return requests
 
     def chat(
@@ -191,7 +205,7 @@ class Engine:
         for sequence in batch.admitted:
             self._started(self._requests[sequence.request_id])
         self.preemptions += len(batch.preempted)
-        failed = [self._failed(self._requests[each.request_id]) for each in batch.failed]
+        failed = [self._fail(self._requests[s.request_id], _TOO_SMALL) for s in batch.failed]
         work = self._in_place(batch)
         if work:
             return failed + self._run(work)
@@ -245,10 +259,10 @@ class Engine:
         step = self.cache.begin_step([(self._ticket(w), w.start, w.tokens) for w in work])
         try:
             logits = self.runner.forward([self._chunk(item) for item in work])
-        except BaseException:
+        except BaseException as error:
             self.cache.step_abandoned(step)
             for item in work:
-                self._end(self._requests[item.sequence.request_id], FinishReason.FAILED)
+                self._fail(self._requests[item.sequence.request_id], repr(error))
             raise
         self.cache.step_launched(step)
         deltas = self._take_tokens(work, logits)
@@ -258,15 +272,15 @@ class Engine:
     def _take_tokens(self, work: list[Work], logits: torch.Tensor) -> list[Delta]:
         requests = [self._requests[item.sequence.request_id] for item in work]
         rows = [i for i, w in enumerate(work) if w.start + w.tokens == requests[i].known_tokens]
-        drawn: dict[int, SampledToken] = {}
-        if rows:
-            tokens = sample([requests[i].sampler for i in rows], logits[rows])
-            drawn = dict(zip(rows, tokens, strict=True))
+        drawn = self._draw(requests, logits, rows) if rows else {}
         self._observe(work, requests, drawn)
         now_s = self._clock()
         deltas: list[Delta] = []
         for i, (item, request) in enumerate(zip(work, requests, strict=True)):
             request.computed_tokens = item.start + item.tokens
+            if request.error:
+                deltas.append(self._fail(request, request.error))
+                continue
             if i in drawn:
                 deltas.append(request.accept(drawn[i], now_s))
             ticket = self._ticket(item)
@@ -276,6 +290,20 @@ class Engine:
             if request.finished is not None:
                 self._end(request, request.finished)
         return deltas
+
+    def _draw(
+        self, requests: Sequence[EngineRequest], logits: torch.Tensor, rows: list[int]
+    ) -> dict[int, SampledToken]:
+        """The next token by row; a request whose own logits are broken gets an error instead."""
+        try:
+            tokens = sample([requests[row].sampler for row in rows], logits[rows])
+        except ModelError as error:
+            if len(rows) > 1:
+                each = [self._draw(requests, logits, [row]) for row in rows]
+                return {row: token for one in each for row, token in one.items()}
+            requests[rows[0]].error = str(error)
+            return {}
+        return dict(zip(rows, tokens, strict=True))
 
     def _measure(self, step: int, work: list[Work], began_s: float) -> None:
         now_s = self._clock()
@@ -326,8 +354,8 @@ class Engine:
         del self._requests[request.id]
         self._show_on_timeline(request)
 
-    def _failed(self, request: EngineRequest) -> Delta:
-        shown = len(request.text)
+    def _fail(self, request: EngineRequest, why: str) -> Delta:
+        shown, request.error = len(request.text), why
         self._end(request, FinishReason.FAILED)
         return Delta(request.id, request.text[shown:], (), FinishReason.FAILED)
 
@@ -356,11 +384,29 @@ class Engine:
         parts = (salt, self.loaded.fingerprint, str(self.pool.dtype), str(self.pool.geometry))
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
-    def _check_prompt(self, prompt_ids: NDArray[np.int64], params: SamplingParams) -> None:
-        if prompt_ids.ndim != 1 or not len(prompt_ids):
-            raise RequestError("a prompt needs at least one token")
-        if int(prompt_ids.min()) < 0 or int(prompt_ids.max()) >= self.loaded.vocab_size:
+    @property
+    def _full(self) -> bool:
+        waiting = len(self._requests) - len(self._batcher.running)
+        return waiting >= self.settings.batch.max_waiting
+
+    def _token_ids(self, prompt: str | Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        if isinstance(prompt, str):
+            if self.loaded.tokenizer is None:
+                raise RequestError(f"{self.loaded.name} has no tokenizer: give token ids")
+            prompt = encode(self.loaded.tokenizer, prompt)
+        try:
+            ids = np.asarray(prompt)
+        except (TypeError, ValueError) as error:
+            raise RequestError("a prompt is a text or one row of token ids") from error
+        if ids.ndim != 1 or not len(ids):
+            raise RequestError("a prompt needs at least one token, and all of them in one row")
+        if ids.dtype.kind not in "iu":
+            raise RequestError(f"token ids must be whole numbers of 64 bits, not {ids.dtype}")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.loaded.vocab_size:
             raise RequestError(f"token ids must be in 0..{self.loaded.vocab_size - 1}")
+        return ids.astype(np.int64)
+
+    def _check_length(self, prompt_ids: NDArray[np.int64], params: SamplingParams) -> None:
         room = self.loaded.context_tokens - len(prompt_ids)
         if params.max_tokens > room:
             raise RequestError(

@@ -73,6 +73,8 @@ class EngineRequest:
     ticket: Ticket | None = None
     computed_tokens: int = 0
     finished: FinishReason | None = None
+    error: str = ""
+    """Why it ended as FAILED."""
     text: str = ""
     sources: dict[Source, int] = field(default_factory=dict[Source, int])
     drawn: list[SampledToken] = field(default_factory=list[SampledToken])
