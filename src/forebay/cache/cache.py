@@ -200,10 +200,13 @@ class Cache:
         """Make `stream` wait for the loads of `tickets`; on a CPU the caller waits.
 
         Returns the tickets that lost a block: preempt them. In a mode that stalls steps this also
-        waits until the loads are issued. Every wait ends after `timeout_s`.
+        waits until the loads are issued. Every wait ends after `timeout_s`, and no transfer that
+        took longer is waited for again.
         """
         end_s = self._clock() + timeout_s
-        waits = {transfer for ticket in tickets for transfer in ticket.waits}
+        for ticket in tickets:
+            ticket.lost |= bool(self._flights.overdue(ticket.waits))
+        waits = {transfer for ticket in tickets if not ticket.lost for transfer in ticket.waits}
         while self._flights.unissued(waits) and self._clock() < end_s:
             self._mover.wait_news(max(0.0, min(0.1, end_s - self._clock())))
             self._take_report()
@@ -217,6 +220,8 @@ class Cache:
             # Which of them it was, a late report will say; no step may read any of them until then.
             unissued |= set(flying)
         self._take_report()
+        if self._clock() >= end_s:
+            self._flights.note_overdue(unissued)
         for ticket in tickets:
             ticket.lost |= bool(ticket.waits & unissued)
         return [ticket for ticket in tickets if ticket.lost]

@@ -68,6 +68,9 @@ class Loads:
             self._cover_all(entry, now_s, first=first)
             if entry.here or entry.to_load:
                 return NotYet.FULL
+        overdue = self._flights.overdue(entry.waits)
+        if overdue:
+            self._limit(entry, self._first_of(entry, overdue), MissReason.LATE)
         entry.unissued = self._flights.unissued(entry.waits)
         if not entry.unissued or self._policy.stalls_step:
             self._demand(entry, now_s)
@@ -105,6 +108,7 @@ class Loads:
         if waited_s <= 2 * bound_s + settings.give_up_grace_s:
             return NotYet.LOADING
         # The link does not even end what was cancelled. Its blocks stay out of everybody's reach.
+        self._flights.note_overdue(entry.unissued)
         self._limit(entry, self._first_of(entry, entry.unissued), MissReason.LATE)
         return None
 

@@ -13,7 +13,10 @@ from forebay.core.arrays import Ids
 
 @dataclass(slots=True)
 class Flight:
-    """One un-ended transfer. `dependents` are the waiting requests that want it, by id."""
+    """One un-ended transfer. `dependents` are the waiting requests that want it, by id.
+
+    `overdue`: a bounded wait for it passed its bound. Nobody waits for it again.
+    """
 
     id: int
     is_load: bool
@@ -23,6 +26,7 @@ class Flight:
     dependents: set[int] = field(default_factory=set[int])
     issued: bool = False
     cancelled: bool = False
+    overdue: bool = False
 
 
 class Flights:
@@ -80,6 +84,16 @@ class Flights:
         """Those of `transfers` that are un-ended and not yet issued."""
         found = (self._flights.get(transfer) for transfer in transfers)
         return {flight.id for flight in found if flight is not None and not flight.issued}
+
+    def note_overdue(self, transfers: Iterable[int]) -> None:
+        """These did not end within their bound."""
+        for flight in filter(None, map(self._flights.get, transfers)):
+            flight.overdue = True
+
+    def overdue(self, transfers: Iterable[int]) -> set[int]:
+        """Those of `transfers` that are un-ended and overdue."""
+        found = (self._flights.get(transfer) for transfer in transfers)
+        return {flight.id for flight in found if flight is not None and flight.overdue}
 
     def depend(self, transfers: Iterable[int], request: int) -> None:
         """`request` wants what `transfers` bring."""

@@ -86,6 +86,7 @@ class Engine:
             Pool.of([self._arena.blocks(host_slots, geometry.block_bytes)]),
             window_bytes=sizes.window_bytes,
             link_bytes_per_s=settings.link_bytes_per_s,
+            window_timeout_s=settings.wait_timeout_s,
         )
         self.runner = Runner(self.loaded, self.pool)
         link = measure_link(self.mover, sizes)
