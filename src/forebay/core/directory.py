@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.core.radix import ID_BYTES, NO_NODE, Blocks, Nodes
+from forebay.core.radix import ID_BYTES, LEAF, NO_NODE, Blocks, Nodes
 from forebay.core.radix_check import check_nodes
 from forebay.errors import NotLeafError, ParentMissingError, ProtocolError, SettingsError
 
@@ -160,7 +160,7 @@ class Directory:
     def is_leaf(self, block: int) -> bool:
         """Whether the published block has no published child: it may be removed."""
         node = self._node(block)
-        return self._nodes.fan[node] is None and (
+        return not self._nodes.fan[node] and (
             self._above(block, node) + 1 == self._nodes.length(node)
         )
 
@@ -215,12 +215,12 @@ class Directory:
         keep = self._above(block, top)
         nodes = self._nodes
         parts = [nodes.ids[top][keep * ID_BYTES :]]
-        pending = list(nodes.children(top).values())
-        nodes.fan[top] = None
+        pending = list(nodes.fan[top].values())
+        nodes.fan[top] = LEAF
         while pending:
             node = pending.pop()
             parts.append(nodes.ids[node])
-            pending.extend(nodes.children(node).values())
+            pending.extend(nodes.fan[node].values())
             nodes.drop(node)
         removed = _joined(parts)[::-1].copy()
         self._blocks.node.put(removed, NO_NODE)
@@ -231,7 +231,7 @@ class Directory:
         """Raises :class:`ProtocolError` where the directory contradicts itself. Slow: for tests."""
         check_nodes(self._nodes, set(self._roots.values()), self._published)
         names = {root: name for name, root in self._roots.items()}
-        if names != self._names or not all(self._nodes.children(root) for root in names):
+        if names != self._names or not all(self._nodes.fan[root] for root in names):
             raise ProtocolError("a namespace without blocks, or under two names")
 
     def _shorten(self, node: int, keep: int, removed: int) -> None:
@@ -309,23 +309,20 @@ class Directory:
             if agreed * width < len(segment):
                 return node, agreed, _joined(parts)
             at += len(segment) - taken * width
-        end = len(keys)
-        while at < end:
-            fan = fans[node]
-            if fan is None:
-                break
-            child = fan.get(keys[at : at + width])
-            if child is None:
-                break
-            node = child
-            segment = segments[node]
-            if not keys.startswith(segment, at):
-                agreed = self._agreement(segment, 0, keys, at)
-                parts.append(ids[node][: agreed * ID_BYTES])
-                return node, agreed, _joined(parts)
-            parts.append(ids[node])
-            at += len(segment)
-        return node, len(segment) // width, _joined(parts)
+        try:
+            while True:
+                # Behind the last key the slice is empty, and a key of no fan.
+                node = fans[node][keys[at : at + width]]
+                segment = segments[node]
+                if not keys.startswith(segment, at):
+                    break
+                parts.append(ids[node])
+                at += len(segment)
+        except KeyError:
+            return node, len(segment) // width, _joined(parts)
+        agreed = self._agreement(segment, 0, keys, at)
+        parts.append(ids[node][: agreed * ID_BYTES])
+        return node, agreed, _joined(parts)
 
     def _agreement(self, segment: bytes, skip: int, keys: bytes, at: int) -> int:
         """Blocks of ``segment``, from block ``skip`` on, that equal ``keys[at:]``. A bisection."""

@@ -26,6 +26,9 @@ _FIRST_ROWS = 64
 Fan = dict[bytes, int]
 """The children of a node, by the key of their first block."""
 
+LEAF: Fan = {}
+"""What all leaves have for a fan. Never written."""
+
 
 class Blocks:
     """Per block id: the node that holds it, its depth in the path, and which insert published it.
@@ -69,9 +72,9 @@ class Nodes:
     """The columns of the nodes, and the changes of shape that keep them and ``blocks`` consistent.
 
     Columns, by node number: ``parent`` (:data:`NO_NODE` for a root), ``start`` (depth of the first
-    block), ``segment`` (keys), ``ids`` (packed ids), ``fan`` (children, or None for a leaf). A root
-    has an empty segment and always a fan, any other node at least one block. Numbers of dropped
-    nodes are used again. ``run_blocks``: the most blocks in a node.
+    block), ``segment`` (keys), ``ids`` (packed ids) and ``fan`` (children; :data:`LEAF` where there
+    are none). A root has an empty segment and a fan of its own, any other node at least one block.
+    Numbers of dropped nodes are used again. ``run_blocks``: the most blocks in a node.
     """
 
     def __init__(self, key_bytes: int, run_blocks: int, blocks: Blocks) -> None:
@@ -82,7 +85,7 @@ class Nodes:
         self.start = array("i")
         self.segment: list[bytes] = []
         self.ids: list[bytes] = []
-        self.fan: list[Fan | None] = []
+        self.fan: list[Fan] = []
         self.free = array("i")
 
     def add_root(self) -> int:
@@ -106,14 +109,10 @@ class Nodes:
         """The node's block ids, root first; read-only."""
         return np.frombuffer(self.ids[node], np.int32)
 
-    def children(self, node: int) -> Fan:
-        """The children of ``node``, none for a leaf. Not to be changed."""
-        return self.fan[node] or {}
-
     def drop(self, node: int) -> None:
         """Gives the number of a node back to which nothing refers."""
         self.segment[node] = self.ids[node] = b""
-        self.fan[node] = None
+        self.fan[node] = LEAF
         self.free.append(node)
 
     def append(self, node: int, keys: bytes, at: int, ids: NDArray[np.int32]) -> None:
@@ -122,7 +121,7 @@ class Nodes:
         They go into the node itself while it is a leaf with room, then into new ones below.
         """
         width = self.key_bytes
-        if self.fan[node] is None and (room := self.run_blocks - self.length(node)):
+        if self.fan[node] is LEAF and (room := self.run_blocks - self.length(node)):
             run, ids = ids[:room], ids[room:]
             self.segment[node] += keys[at : at + len(run) * width]
             self.ids[node] += run.tobytes()
@@ -132,12 +131,11 @@ class Nodes:
             run, ids = ids[: self.run_blocks], ids[self.run_blocks :]
             segment = keys[at : at + len(run) * width]
             start = self.start[node] + self.length(node)
-            child = self._add(node, start, segment, run.tobytes(), None)
-            fan = self.fan[node]
-            if fan is None:
-                fan = self.fan[node] = {}
+            child = self._add(node, start, segment, run.tobytes(), LEAF)
+            if self.fan[node] is LEAF:
+                self.fan[node] = {}
             # One object serves as segment and as key where the node is a single block.
-            fan[segment if len(run) == 1 else segment[:width]] = child
+            self.fan[node][segment if len(run) == 1 else segment[:width]] = child
             self.blocks.node.put(run, child)
             node = child
             at += len(segment)
@@ -175,13 +173,13 @@ class Nodes:
             self.ids[node] = self.ids[node][: length * ID_BYTES]
             return
         parent = self.parent[node]
-        fan = self.children(parent)
+        fan = self.fan[parent]
         del fan[self.segment[node][: self.key_bytes]]
         self.drop(node)
         if self.is_root(parent):
             return
         if not fan:
-            self.fan[parent] = None
+            self.fan[parent] = LEAF
         elif len(fan) == 1:
             (child,) = fan.values()
             if self.length(parent) + self.length(child) <= self.run_blocks:
@@ -198,9 +196,9 @@ class Nodes:
         self.drop(node)
 
     def _replace_in_parent(self, node: int, other: int) -> None:
-        self.children(self.parent[node])[self.segment[node][: self.key_bytes]] = other
+        self.fan[self.parent[node]][self.segment[node][: self.key_bytes]] = other
 
-    def _add(self, parent: int, start: int, segment: bytes, ids: bytes, fan: Fan | None) -> int:
+    def _add(self, parent: int, start: int, segment: bytes, ids: bytes, fan: Fan) -> int:
         if not self.free:
             self.parent.append(parent)
             self.start.append(start)

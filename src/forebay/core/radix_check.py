@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forebay.core.radix import ID_BYTES, NO_NODE, Nodes
+from forebay.core.radix import ID_BYTES, LEAF, NO_NODE, Nodes
 from forebay.errors import ProtocolError
 
 
@@ -28,7 +28,7 @@ def check_nodes(nodes: Nodes, roots: set[int], published: int) -> None:
         depths = np.arange(nodes.start[node], nodes.start[node] + len(ids))
         _require(bool((nodes.blocks.depth[ids] == depths).all()), f"node {node}: wrong depths")
         _check_shape(nodes, node, is_root=node in roots)
-        for key, child in nodes.children(node).items():
+        for key, child in nodes.fan[node].items():
             _require(nodes.parent[child] == node, f"node {child} has another parent than {node}")
             _require(nodes.segment[child].startswith(key), f"node {child} has another first key")
             below = nodes.start[node] + nodes.length(node)
@@ -44,7 +44,7 @@ def check_nodes(nodes: Nodes, roots: set[int], published: int) -> None:
 
 def _check_shape(nodes: Nodes, node: int, *, is_root: bool) -> None:
     length = nodes.length(node)
-    children = nodes.children(node)
+    children = nodes.fan[node]
     _require(len(nodes.segment[node]) == length * nodes.key_bytes, f"node {node}: ids or keys lack")
     _require(len(nodes.ids[node]) == length * ID_BYTES, f"node {node}: a broken id")
     _require(all(len(key) == nodes.key_bytes for key in children), f"node {node}: a broken key")
@@ -53,7 +53,7 @@ def _check_shape(nodes: Nodes, node: int, *, is_root: bool) -> None:
         _require(length == 0 and nodes.start[node] == 0, f"root {node} has blocks of its own")
         return
     _require(0 < length <= nodes.run_blocks, f"node {node} has {length} blocks")
-    _require(nodes.fan[node] is None or bool(children), f"leaf {node} has an empty fan")
+    _require((children is LEAF) == (not children), f"leaf {node} has a fan of its own")
 
 
 def _require(holds: bool, otherwise: str) -> None:
