@@ -93,6 +93,9 @@ def _attribute(
         misses[MissReason.DISABLED] = asked
         return sources, misses
     limited = len(entry.blocks) - entry.covered
+    unmatched = asked - entry.covered - limited
+    failed = min(entry.failed, unmatched)
     misses[entry.limit_reason] += limited
-    misses[MissReason.ABSENT] += asked - entry.covered - limited
+    misses[MissReason.FAILED] += failed
+    misses[MissReason.ABSENT] += unmatched - failed
     return sources, misses

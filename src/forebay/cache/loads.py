@@ -256,9 +256,10 @@ class Loads:
         entry.unissued.discard(transfer)
         lacking = np.isin(entry.blocks[: entry.covered], missing)
         if lacking.any():
-            self._line.uncover(entry, int(np.argmax(lacking)))
+            first = int(np.argmax(lacking))
             if failed:
-                entry.limit_reason = MissReason.FAILED
+                entry.failed = len(entry.blocks) - first
+            self._line.uncover(entry, first)
         if entry.limit is not None:
             entry.limit = min(entry.limit, entry.covered)
         self._line.count(entry)

@@ -124,6 +124,8 @@ class Waiting:
     limit: int | None = None
     """Blocks to load at most: what lies behind is recomputed, for `limit_reason`."""
     limit_reason: MissReason = MissReason.ABSENT
+    failed: int = 0
+    """Blocks that it had matched and that a failed load took out of the directory."""
     turn_s: float | None = None
     demanded_s: float | None = None
     refused: bool = False
