@@ -8,7 +8,7 @@ namespace {
 
 // A wait for a window cannot be interrupted by new work, so it goes in slices: short while a lane
 // stands idle, longer while all are busy and nothing could be handed over anyway.
-constexpr double kIdleLaneSlice_s = 0.3e-3;
+constexpr double kIdleLaneSlice_s = 0.5e-3;
 constexpr double kBusySlice_s = 5e-3;
 constexpr std::chrono::milliseconds kLostLaneCheck{5};
 

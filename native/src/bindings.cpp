@@ -59,20 +59,26 @@ Ids<T> array_of(nb::handle transfer, const char* name) {
   return out;
 }
 
+Direction as_direction(int value) {
+  if (value < 0 || value > 1) throw ProtocolError("a direction is LOAD or SAVE");
+  return static_cast<Direction>(value);
+}
+
+TransferClass as_class(int value) {
+  if (value < 0 || value > 2) throw ProtocolError("a transfer class is DEMAND, PREFETCH or SAVE");
+  return static_cast<TransferClass>(value);
+}
+
 std::shared_ptr<Transfer> read_transfer(nb::handle from) {
-  const auto direction = nb::cast<int>(from.attr("direction"));
-  const auto transfer_class = nb::cast<int>(from.attr("transfer_class"));
-  if (direction < 0 || direction > 1) throw ProtocolError("a direction is LOAD or SAVE");
-  if (transfer_class < 0 || transfer_class > 2) {
-    throw ProtocolError("a transfer class is DEMAND, PREFETCH or SAVE");
-  }
+  const Direction direction = as_direction(nb::cast<int>(from.attr("direction")));
+  const TransferClass transfer_class = as_class(nb::cast<int>(from.attr("transfer_class")));
   const auto sources = array_of<std::int32_t>(from, "sources");
   const auto destinations = array_of<std::int32_t>(from, "destinations");
   const auto after_steps = array_of<std::int64_t>(from, "after_steps");
   return Core::make_transfer(
-      nb::cast<std::int64_t>(from.attr("id")), static_cast<Direction>(direction),
-      static_cast<TransferClass>(transfer_class), nb::cast<double>(from.attr("deadline_s")),
-      as_span(sources), as_span(destinations), as_span(after_steps));
+      nb::cast<std::int64_t>(from.attr("id")), direction, transfer_class,
+      nb::cast<double>(from.attr("deadline_s")), as_span(sources), as_span(destinations),
+      as_span(after_steps));
 }
 
 // Checksums of slots as kernels of the sim saw them, by ticket.
@@ -224,16 +230,68 @@ nb::tuple windows(PyCore& self) {
                         dropped);
 }
 
+void make_core(PyCore* self, const std::string& backend, const PoolLayout& device,
+               const PoolLayout& host, std::int64_t window_bytes, int lanes,
+               double link_bytes_per_s, double window_timeout_s, std::int64_t most_transfers,
+               std::int64_t window_records, std::uint64_t seed, double longest_delay_s) {
+  const Settings settings{window_bytes, lanes, window_timeout_s, most_transfers, window_records};
+  new (self) PyCore(backend, device, host, settings, link_bytes_per_s, seed, longest_delay_s);
+}
+
+void bind_pool(nb::module_& module) {
+  nb::class_<PoolLayout>(module, "PoolLayout")
+      .def(
+          "__init__",
+          [](PoolLayout* self, std::uint64_t base_address, std::int64_t slots,
+             const std::vector<FragmentTuple>& fragments) {
+            new (self) PoolLayout(make_pool(base_address, slots, fragments));
+          },
+          nb::arg("base_address"), nb::arg("slots"), nb::arg("fragments"))
+      .def_prop_ro("slots", &PoolLayout::slots)
+      .def_prop_ro("block_bytes", &PoolLayout::block_bytes);
+}
+
+void bind_calls(nb::class_<PyCore>& core) {
+  core.def("submit", &submit)
+      .def("cancel",
+           [](PyCore& self, const Ids<std::int64_t>& ids) { self.core->cancel(as_span(ids)); })
+      .def("expedite",
+           [](PyCore& self, const Ids<std::int64_t>& ids, int transfer_class, double deadline_s) {
+             self.core->expedite(as_span(ids), as_class(transfer_class), deadline_s);
+           })
+      .def("step_launched",
+           [](PyCore& self, std::int64_t step, StreamHandle stream) {
+             self.core->step_launched(step, stream);
+           })
+      .def("step_abandoned",
+           [](PyCore& self, std::int64_t step) { self.core->step_abandoned(step); })
+      .def("poll", &poll)
+      .def("wait", &wait)
+      .def("wait_news",
+           [](PyCore& self, double timeout_s) {
+             const nb::gil_scoped_release released;
+             return self.core->wait_news(timeout_s);
+           })
+      .def("windows", &windows)
+      .def("close", [](PyCore& self, double timeout_s) {
+        const nb::gil_scoped_release released;
+        self.core->close(timeout_s);
+      });
+}
+
 void bind_hooks(nb::class_<PyCore>& core) {
-  core.def("hold_lane", [](PyCore& self, int direction, int lane) {
-        self.hooks().hold_lane(static_cast<Direction>(direction), lane);
-      })
-      .def("release_lane", [](PyCore& self, int direction, int lane) {
-        self.hooks().release_lane(static_cast<Direction>(direction), lane);
-      })
-      .def("fail_window", [](PyCore& self, int direction, int skip) {
-        self.hooks().fail_window(static_cast<Direction>(direction), skip);
-      })
+  core.def("hold_lane",
+           [](PyCore& self, int direction, int lane) {
+             self.hooks().hold_lane(as_direction(direction), lane);
+           })
+      .def("release_lane",
+           [](PyCore& self, int direction, int lane) {
+             self.hooks().release_lane(as_direction(direction), lane);
+           })
+      .def("fail_window",
+           [](PyCore& self, int direction, int skip) {
+             self.hooks().fail_window(as_direction(direction), skip);
+           })
       .def("sim_stream", [](PyCore& self) { return self.sim().open_compute_stream(); })
       .def("hold_stream", [](PyCore& self, StreamHandle stream) { self.sim().hold(stream); })
       .def("release_stream", [](PyCore& self, StreamHandle stream) { self.sim().release(stream); })
@@ -247,57 +305,12 @@ void bind_hooks(nb::class_<PyCore>& core) {
 NB_MODULE(_native, module) {
   module.doc() = "The native core: arbiters, lanes, windows, ordering.";
   nb::register_exception_translator(translate);
-
-  nb::class_<PoolLayout>(module, "PoolLayout")
-      .def(
-          "__init__",
-          [](PoolLayout* self, std::uint64_t base_address, std::int64_t slots,
-             const std::vector<FragmentTuple>& fragments) {
-            new (self) PoolLayout(make_pool(base_address, slots, fragments));
-          },
-          nb::arg("base_address"), nb::arg("slots"), nb::arg("fragments"))
-      .def_prop_ro("slots", &PoolLayout::slots)
-      .def_prop_ro("block_bytes", &PoolLayout::block_bytes);
-
+  bind_pool(module);
   nb::class_<PyCore> core(module, "Core");
-  core.def(
-          "__init__",
-          [](PyCore* self, const std::string& backend, const PoolLayout& device,
-             const PoolLayout& host, std::int64_t window_bytes, int lanes, double link_bytes_per_s,
-             double window_timeout_s, std::int64_t most_transfers, std::int64_t window_records,
-             std::uint64_t seed, double longest_delay_s) {
-            const Settings settings{window_bytes, lanes, window_timeout_s, most_transfers,
-                                    window_records};
-            new (self) PyCore(backend, device, host, settings, link_bytes_per_s, seed,
-                              longest_delay_s);
-          },
-          nb::arg("backend"), nb::arg("device"), nb::arg("host"), nb::kw_only(),
-          nb::arg("window_bytes"), nb::arg("lanes"), nb::arg("link_bytes_per_s"),
-          nb::arg("window_timeout_s"), nb::arg("most_transfers"), nb::arg("window_records"),
-          nb::arg("seed"), nb::arg("longest_delay_s"))
-      .def("submit", &submit)
-      .def("cancel", [](PyCore& self, const Ids<std::int64_t>& ids) {
-        self.core->cancel(as_span(ids));
-      })
-      .def("expedite", [](PyCore& self, const Ids<std::int64_t>& ids, int transfer_class,
-                          double deadline_s) {
-        self.core->expedite(as_span(ids), static_cast<TransferClass>(transfer_class), deadline_s);
-      })
-      .def("step_launched", [](PyCore& self, std::int64_t step, StreamHandle stream) {
-        self.core->step_launched(step, stream);
-      })
-      .def("step_abandoned",
-           [](PyCore& self, std::int64_t step) { self.core->step_abandoned(step); })
-      .def("poll", &poll)
-      .def("wait", &wait)
-      .def("wait_news", [](PyCore& self, double timeout_s) {
-        const nb::gil_scoped_release released;
-        return self.core->wait_news(timeout_s);
-      })
-      .def("windows", &windows)
-      .def("close", [](PyCore& self, double timeout_s) {
-        const nb::gil_scoped_release released;
-        self.core->close(timeout_s);
-      });
+  core.def("__init__", &make_core, nb::arg("backend"), nb::arg("device"), nb::arg("host"),
+           nb::kw_only(), nb::arg("window_bytes"), nb::arg("lanes"), nb::arg("link_bytes_per_s"),
+           nb::arg("window_timeout_s"), nb::arg("most_transfers"), nb::arg("window_records"),
+           nb::arg("seed"), nb::arg("longest_delay_s"));
+  bind_calls(core);
   bind_hooks(core);
 }
