@@ -61,9 +61,7 @@ class Cache:
         self.rates = Rates(Average(settings.link_bytes_per_s))
         self._mover = mover
         self._clock = clock
-        self._store = Store(
-            key_bytes, settings.device_slots, settings.host_slots, device_pool
-        )
+        self._store = Store(key_bytes, settings.device_slots, settings.host_slots, device_pool)
         self._line = WaitingLine(self._store, settings.block_tokens)
         self._flights = Flights(first_transfer)
         self._ledger = PrefetchLedger(self._store.max_blocks, settings.block_bytes)
@@ -165,7 +163,6 @@ class Cache:
             self._owed = max(self._owed, count)
             return self._later()
         self._stuck_since_s = None
-        self._saves.allocated(count)
         ticket.extend(blocks, self._store.device.slot_of(blocks))
         return Growth.GROWN
 

@@ -7,6 +7,7 @@ save round trips. A block still DIRTY when its slot is taken is dropped and coun
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -20,6 +21,8 @@ from forebay.core.store import Store
 from forebay.transfer.messages import Completion, Direction, Transfer, TransferClass
 from forebay.transfer.mover import Mover
 
+# How much of the greatest burst counts one save round trip later.
+_BURST_MEMORY = 0.95
 # Bounds the work of one event; more victims than this are not given up between two of them.
 _MOST_AHEAD = 4096
 
@@ -42,7 +45,7 @@ class Saves:
         self._round_trip_s = Average(0.05)
         self._allocated = 0
         self._allocated_since_s = 0.0
-        self._allocations_per_s = Average(0.0)
+        self._burst = 0.0
         # The next victims are looked at again when slots were given out, or a look was cut short.
         self._look_again = False
 
@@ -51,16 +54,12 @@ class Saves:
         if self._enabled and self._through and len(blocks):
             self._pending.append((blocks.copy(), self._store.serials(blocks)))
 
-    def allocated(self, blocks: int) -> None:
-        """The device tier gave out `blocks` slots."""
-        self._allocated += blocks
-        self._look_again = True
-
     def flush(self, now_s: float) -> None:
         """Submit what fits into the bound on saves in flight."""
         if not self._enabled:
             return
         room = self._room()
+        self._look_again |= self._store.counters.allocated > self._allocated
         if room > 0 and self._look_again:
             dirty = self._store.next_to_clean(self._ahead(now_s))
             self._look_again = len(dirty) > room
@@ -89,12 +88,15 @@ class Saves:
 
     def _ahead(self, now_s: float) -> int:
         """Victims to keep CLEAN: what is allocated in two save round trips, and one reserve."""
-        elapsed_s = now_s - self._allocated_since_s
-        if elapsed_s > self._round_trip_s.value:
-            self._allocations_per_s.add(self._allocated / elapsed_s)
-            self._allocated, self._allocated_since_s = 0, now_s
+        trips = (now_s - self._allocated_since_s) / self._round_trip_s.value
+        if trips >= 1.0:
+            allocated = self._store.counters.allocated
+            # Prompts come in bursts, far above the average.
+            per_trip = (allocated - self._allocated) / trips
+            self._burst = max(per_trip, _BURST_MEMORY * self._burst)
+            self._allocated, self._allocated_since_s = allocated, now_s
         # Free slots are given out before any victim.
-        soon = int(2 * self._round_trip_s.value * self._allocations_per_s.value)
+        soon = math.ceil(2.0 * self._burst)
         wanted = soon + self._settings.reserve_blocks - self._store.device.free
         return min(max(0, wanted), self._settings.device_slots // 2, _MOST_AHEAD)
 

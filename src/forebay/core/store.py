@@ -37,6 +37,7 @@ class CopyPlan:
 class StoreCounters:
     """Blocks, since the start."""
 
+    allocated: int = 0
     evicted: int = 0
     dropped_dirty: int = 0
     dropped_host: int = 0
@@ -140,6 +141,7 @@ class Store:
         if evicted is None:
             self._give_ids(blocks)
             return None
+        self.counters.allocated += count
         self._left_device(evicted)
         self.device.touch(blocks, LeaseKind.HARD)
         return blocks
@@ -181,6 +183,7 @@ class Store:
         if evicted is None:
             self.host.unhold(blocks, on_device=np.zeros(len(blocks), np.bool_))
             return None
+        self.counters.allocated += len(blocks)
         self._left_device(evicted)
         self._load_of[blocks] = transfer
         self._copies[transfer] = blocks
