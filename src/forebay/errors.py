@@ -25,7 +25,7 @@ class ModelError(ForebayError):
 
 
 class ProtocolError(ForebayError, RuntimeError):
-    """Calls in an order that would break ownership: a bug in the caller, never a fault of the cache."""
+    """Calls in an order that would break ownership: a fault of the caller, not of the cache."""
 
 
 class NotIssuedError(ProtocolError):

@@ -23,6 +23,8 @@ from forebay.transfer.mover import Mover
 
 # How much of the greatest burst counts one save round trip later.
 _BURST_MEMORY = 0.95
+# Also of a save that a coarse clock saw end at once.
+_SHORTEST_TRIP_S = 1e-6
 # Bounds the work of one event; more victims than this are not given up between two of them.
 _MOST_AHEAD = 4096
 
@@ -88,7 +90,7 @@ class Saves:
 
     def _ahead(self, now_s: float) -> int:
         """Victims to keep CLEAN: what is allocated in two save round trips, and one reserve."""
-        trips = (now_s - self._allocated_since_s) / self._round_trip_s.value
+        trips = (now_s - self._allocated_since_s) / max(self._round_trip_s.value, _SHORTEST_TRIP_S)
         if trips >= 1.0:
             allocated = self._store.counters.allocated
             # Prompts come in bursts, far above the average.

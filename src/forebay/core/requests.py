@@ -19,6 +19,7 @@ class Request:
 
     `keys` are the block keys of all whole blocks of its `tokens` known tokens, one after the other,
     `max_answer_tokens` what it may still add. Smaller `priority` goes first, then earlier arrival.
+    `session` is that of the ticket of the conversation's last turn: its match goes on from there.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Request:
     priority: int = 0
     no_cache: bool = False
     no_save: bool = False
+    session: Session | None = None
 
 
 class NotYet(StrEnum):

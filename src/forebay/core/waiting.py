@@ -56,7 +56,7 @@ class WaitingLine:
     def add(self, request: Request) -> Waiting:
         """Put a request in its place; it is matched when it is first looked at."""
         usable = 0 if request.no_cache else (request.tokens - 1) // self._block_tokens
-        entry = Waiting(request, usable)
+        entry = Waiting(request, usable, session=request.session)
         bisect.insort(self._line, entry, key=_order)
         self._by_id[request.id] = entry
         self._ends.setdefault(self._end_of(entry), set()).add(request.id)

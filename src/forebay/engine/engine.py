@@ -116,6 +116,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         salt: str = "",
+        follows: EngineRequest | None = None,
         label: str = "",
         priority: int = 0,
         no_cache: bool = False,
@@ -123,7 +124,8 @@ class Engine:
     ) -> EngineRequest:
         """Queue a prompt (text, or token ids). Raises RequestError if it can never be served.
 
-        Requests with different `salt` never share a block.
+        Requests with different `salt` never share a block. `follows` is the conversation's last
+        turn: what it found need not be looked up again.
         """
         params = params or SamplingParams()
         if self._full:
@@ -146,6 +148,7 @@ class Engine:
             priority=priority,
             no_cache=no_cache,
             no_save=no_save,
+            session=follows.session if follows is not None else None,
         )
         self.cache.enqueue(request.renew())
         self._next_id += 1
@@ -343,6 +346,7 @@ class Engine:
         if ticket is not None and request.timing.started_s is None:
             request.timing.started_s = self._clock()
             request.sources = dict(ticket.sources)
+            request.session = ticket.session.rested() if ticket.session is not None else None
 
     def _end(self, request: EngineRequest, reason: FinishReason) -> None:
         """Forget the request; its blocks become ordinary cache."""

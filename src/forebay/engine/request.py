@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.core.directory import Session
 from forebay.core.ledger import Source
 from forebay.core.requests import Request, Ticket
 from forebay.engine.sampler import SampledToken, Sampler, SamplingParams
@@ -70,6 +71,7 @@ class EngineRequest:
     priority: int = 0
     no_cache: bool = False
     no_save: bool = False
+    session: Session | None = None
     ticket: Ticket | None = None
     computed_tokens: int = 0
     finished: FinishReason | None = None
@@ -131,6 +133,7 @@ class EngineRequest:
             priority=self.priority,
             no_cache=self.no_cache,
             no_save=self.no_save,
+            session=self.session,
         )
 
     def accept(self, token: SampledToken, now_s: float) -> Delta:
