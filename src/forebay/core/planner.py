@@ -146,4 +146,6 @@ def make_plan(view: View, rates: Rates) -> Plan:
 
 def _must_go_now(view: View, wanted: Wanted, rates: Rates) -> bool:
     load_s = rates.load_s(wanted.to_load * view.block_bytes)
-    return wanted.eta_s - view.lead_loads * load_s <= view.now_s
+    # The caller looks again only a step later, and hears late of what has arrived.
+    lead_s = view.lead_loads * load_s + rates.load_latency_s.value + rates.step_s.value
+    return wanted.eta_s - lead_s <= view.now_s
