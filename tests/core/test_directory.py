@@ -233,6 +233,27 @@ def test_an_id_used_again_does_not_revive_a_session(
     assert directory.match(N, keys, session.rested()).ids.tolist() == [0, 1]
 
 
+def test_a_session_holds_for_what_it_matched_only(directory: Directory) -> None:
+    directory.insert(N, path("ab"), 0, ids(0, 1))
+    session = directory.match(N, path("abxx")).session
+    directory.insert(N, path("abcd"), 2, ids(2, 3))
+    assert directory.match(N, path("abcd"), session).ids.tolist() == [0, 1, 2, 3]
+    assert directory.match(N, path("acxx"), session).ids.tolist() == [0]
+
+
+def test_what_was_inserted_last_is_tried_first_and_the_rest_is_found(directory: Directory) -> None:
+    directory.insert(N, path("abcd"), 0, ids(0, 1, 2, 3))
+    for block, last in enumerate("wxyz", start=4):
+        directory.insert(N, path("abc" + last), 3, ids(block))
+        directory.check()
+        for other, letter in [(3, "d"), *enumerate("wxyz"[: block - 3], start=4)]:
+            assert directory.match(N, path("abc" + letter)).ids.tolist() == [0, 1, 2, other]
+    for block in (5, 7, 3, 6):
+        directory.remove_leaf(block)
+        directory.check()
+    assert directory.match(N, path("abcw")).ids.tolist() == [0, 1, 2, 4]
+
+
 def test_the_same_keys_object_is_not_compared_again(directory: Directory) -> None:
     keys = path("abc")
     directory.insert(N, keys, 0, ids(0, 1))

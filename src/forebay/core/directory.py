@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.core.radix import ID_BYTES, LEAF, NO_NODE, Blocks, Nodes
+from forebay.core.radix import ID_BYTES, NO_NODE, Blocks, Nodes
 from forebay.core.radix_check import check_nodes
 from forebay.errors import NotLeafError, ParentMissingError, ProtocolError, SettingsError
 
@@ -36,9 +36,10 @@ class Session(NamedTuple):
     its id perhaps used again, shows in ``generation``. It is always safe to pass: given other keys,
     or a block that is gone, the match starts at the root.
 
-    ``keys`` are those that were matched. When the very same object is passed again they are not
-    compared again, which makes asking once more for a waiting request nearly free. They may be
-    large: :meth:`rested` is the handle to keep for a conversation that is idle.
+    ``keys`` are those that were matched. With them a longer path is told by one comparison to be
+    the same at its front, and by none at all when the very same object is passed again, as for a
+    request that waits. They may be large: :meth:`rested` is the handle to keep for a conversation
+    that is idle.
     """
 
     namespace: bytes
@@ -48,7 +49,7 @@ class Session(NamedTuple):
     keys: bytes | None
 
     def rested(self) -> Session:
-        """The same handle without the keys: its next match compares them with the tree."""
+        """The same handle without the keys: its next match compares with the tree, node by node."""
         return self._replace(keys=None)
 
 
@@ -59,14 +60,6 @@ class Match(NamedTuple):
     session: Session
 
 
-class _Place(NamedTuple):
-    """Where a path leaves the tree: behind the first ``taken`` blocks of ``node``."""
-
-    node: int
-    taken: int
-    ids: NDArray[np.int32]
-
-
 class Directory:
     """Published blocks by namespace and path. Block ids are dense, chosen by the caller.
 
@@ -75,7 +68,7 @@ class Directory:
     block, and a few hundred a branch; columns by block id grow with the largest ever published.
     """
 
-    def __init__(self, key_bytes: int, run_bytes: int = 32 << 10) -> None:
+    def __init__(self, key_bytes: int, run_bytes: int = 64 << 10) -> None:
         if key_bytes < 1:
             raise SettingsError(f"key_bytes={key_bytes}: a block's key has at least one byte")
         self._key_bytes = key_bytes
@@ -107,12 +100,11 @@ class Directory:
         the wrong width.
         """
         self._require_whole(keys)
-        place = self._find(namespace, keys, len(keys), session)
-        if place is None or not len(place.ids):
-            return Match(_NO_IDS, Session(namespace, NO_BLOCK, 0, _NO_IDS, None))
-        block = int(place.ids[-1])
-        generation = self._blocks.insert_at[block]
-        return Match(place.ids, Session(namespace, block, generation, place.ids, keys))
+        _, _, ids = self._find(namespace, keys, len(keys), session)
+        if not len(ids):
+            return Match(ids, Session(namespace, NO_BLOCK, 0, ids, None))
+        block = int(ids[-1])
+        return Match(ids, Session(namespace, block, self._blocks.insert_at[block], ids, keys))
 
     def insert(
         self,
@@ -140,8 +132,7 @@ class Directory:
                 f"{ids.size} ids from block {first} on do not fit {len(keys)} bytes of keys: "
                 f"give one id per block, and the keys of the whole path up to the last"
             )
-        place = self._find(namespace, keys, end, session)
-        present = _NO_IDS if place is None else place.ids
+        node, taken, present = self._find(namespace, keys, end, session)
         found = len(present)
         if found < first:
             raise ParentMissingError(
@@ -152,7 +143,7 @@ class Directory:
         if not len(added):
             return present[first:]
         self._claim(added, found)
-        node = self._opened(namespace, place)
+        node = self._opened(namespace, node, taken)
         self._nodes.append(node, keys, found * self._key_bytes, added)
         self._published += len(added)
         return ids if found == first else np.concatenate([present[first:], added])
@@ -216,7 +207,7 @@ class Directory:
         nodes = self._nodes
         parts = [nodes.ids[top][keep * ID_BYTES :]]
         pending = list(nodes.fan[top].values())
-        nodes.fan[top] = LEAF
+        nodes.bare(top)
         while pending:
             node = pending.pop()
             parts.append(nodes.ids[node])
@@ -245,24 +236,28 @@ class Directory:
 
     def _find(
         self, namespace: bytes, keys: bytes, end: int, session: Session | None
-    ) -> _Place | None:
-        """Follows ``keys[:end]`` as far as it is published; None for an unknown namespace."""
+    ) -> tuple[int, int, NDArray[np.int32]]:
+        """Follows ``keys[:end]`` as far as it is published.
+
+        Returns the node in which it ends (:data:`NO_NODE` for an unknown namespace), how many of
+        that node's blocks lie on the path, and all ids of the path up to there, read-only.
+        """
         root = self._roots.get(namespace)
         if root is None:
-            return None
+            return NO_NODE, 0, _NO_IDS
         node = root if session is None else self._anchor(root, namespace, keys, end, session)
         if end < len(keys):
             keys = keys[:end]
         if session is None or node == root:
-            return _Place(*self._descend(root, 0, keys, 0))
+            return self._descend(root, 0, keys, 0)
         known = len(session.ids)
         start = self._nodes.start[node]
-        node, taken, ids = self._descend(node, known - start, keys, known * self._key_bytes)
-        if not len(ids):
-            return _Place(node, taken, session.ids)
-        ids = np.concatenate([session.ids, ids])
+        node, taken, more = self._descend(node, known - start, keys, known * self._key_bytes)
+        if not len(more):
+            return node, taken, session.ids
+        ids = np.concatenate([session.ids, more])
         ids.flags.writeable = False
-        return _Place(node, taken, ids)
+        return node, taken, ids
 
     def _anchor(self, root: int, namespace: bytes, keys: bytes, end: int, session: Session) -> int:
         """The node of the session's last block if ``keys[:end]`` leads there, else the root."""
@@ -275,12 +270,13 @@ class Directory:
         ):
             return root
         last: int = self._blocks.node_at[block]
-        if session.keys is keys:
-            return last
+        known = len(session.ids) * self._key_bytes
+        if session.keys is not None:
+            same = session.keys is keys or keys.startswith(memoryview(session.keys)[:known])
+            return last if same else root
         nodes = self._nodes
         at = nodes.start[last] * self._key_bytes
-        front = memoryview(nodes.segment[last])[: len(session.ids) * self._key_bytes - at]
-        if not keys.startswith(front, at):
+        if not keys.startswith(memoryview(nodes.segment[last])[: known - at], at):
             return root
         node = nodes.parent[last]
         while node != root:
@@ -300,7 +296,8 @@ class Directory:
         ids of the blocks passed.
         """
         width = self._key_bytes
-        fans, segments, ids = self._nodes.fan, self._nodes.segment, self._nodes.ids
+        nodes = self._nodes
+        recent, fans, segments, ids = nodes.recent, nodes.fan, nodes.segment, nodes.ids
         parts: list[bytes] = []
         segment = segments[node]
         if taken * width < len(segment):
@@ -310,19 +307,22 @@ class Directory:
                 return node, agreed, _joined(parts)
             at += len(segment) - taken * width
         try:
-            while True:
-                # Behind the last key the slice is empty, and a key of no fan.
-                node = fans[node][keys[at : at + width]]
-                segment = segments[node]
+            while (child := recent[node]) != NO_NODE:
+                segment = segments[child]
                 if not keys.startswith(segment, at):
-                    break
+                    # Behind the last key the slice is empty, and a key of no fan.
+                    child = fans[node][keys[at : at + width]]
+                    segment = segments[child]
+                    if not keys.startswith(segment, at):
+                        agreed = self._agreement(segment, 0, keys, at)
+                        parts.append(ids[child][: agreed * ID_BYTES])
+                        return child, agreed, _joined(parts)
+                node = child
                 parts.append(ids[node])
                 at += len(segment)
         except KeyError:
-            return node, len(segment) // width, _joined(parts)
-        agreed = self._agreement(segment, 0, keys, at)
-        parts.append(ids[node][: agreed * ID_BYTES])
-        return node, agreed, _joined(parts)
+            pass
+        return node, nodes.length(node), _joined(parts)
 
     def _agreement(self, segment: bytes, skip: int, keys: bytes, at: int) -> int:
         """Blocks of ``segment``, from block ``skip`` on, that equal ``keys[at:]``. A bisection."""
@@ -360,17 +360,14 @@ class Directory:
         self._inserts += 1
         blocks.insert.put(added, self._inserts)
 
-    def _opened(self, namespace: bytes, place: _Place | None) -> int:
-        """The node behind whose last block a path goes on at ``place``, split off if need be."""
-        nodes = self._nodes
-        if place is None:
-            node = nodes.add_root()
+    def _opened(self, namespace: bytes, node: int, taken: int) -> int:
+        """The node that ends behind the first ``taken`` blocks of ``node``, made if need be."""
+        if node == NO_NODE:
+            node = self._nodes.add_root()
             self._roots[namespace] = node
             self._names[node] = namespace
             return node
-        if place.taken < nodes.length(place.node):
-            return nodes.split(place.node, place.taken)
-        return place.node
+        return self._nodes.split(node, taken) if taken < self._nodes.length(node) else node
 
     def _require_whole(self, keys: bytes) -> None:
         # A buffer that can change would make the "same object" test of a session a lie.

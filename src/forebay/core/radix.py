@@ -72,9 +72,11 @@ class Nodes:
     """The columns of the nodes, and the changes of shape that keep them and ``blocks`` consistent.
 
     Columns, by node number: ``parent`` (:data:`NO_NODE` for a root), ``start`` (depth of the first
-    block), ``segment`` (keys), ``ids`` (packed ids) and ``fan`` (children; :data:`LEAF` where there
-    are none). A root has an empty segment and a fan of its own, any other node at least one block.
-    Numbers of dropped nodes are used again. ``run_blocks``: the most blocks in a node.
+    block), ``segment`` (keys), ``ids`` (packed ids), ``fan`` (children; :data:`LEAF` if there are
+    none) and ``recent`` (the child through which the last insert went, :data:`NO_NODE` for a leaf:
+    the one to try first, since a path just inserted is the likeliest to be asked for). A root has
+    an empty segment and a fan of its own, any other node at least one block. Numbers of dropped
+    nodes are used again. ``run_blocks``: the most blocks in a node.
     """
 
     def __init__(self, key_bytes: int, run_blocks: int, blocks: Blocks) -> None:
@@ -86,6 +88,7 @@ class Nodes:
         self.segment: list[bytes] = []
         self.ids: list[bytes] = []
         self.fan: list[Fan] = []
+        self.recent: list[int] = []
         self.free = array("i")
 
     def add_root(self) -> int:
@@ -112,8 +115,13 @@ class Nodes:
     def drop(self, node: int) -> None:
         """Gives the number of a node back to which nothing refers."""
         self.segment[node] = self.ids[node] = b""
-        self.fan[node] = LEAF
+        self.bare(node)
         self.free.append(node)
+
+    def bare(self, node: int) -> None:
+        """Makes a leaf of ``node``, whose children are gone or will be."""
+        self.fan[node] = LEAF
+        self.recent[node] = NO_NODE
 
     def append(self, node: int, keys: bytes, at: int, ids: NDArray[np.int32]) -> None:
         """Puts blocks ``ids``, whose keys are ``keys[at:]``, behind the last block of ``node``.
@@ -139,6 +147,9 @@ class Nodes:
             self.blocks.node.put(run, child)
             node = child
             at += len(segment)
+        while (parent := self.parent[node]) != NO_NODE:
+            self.recent[parent] = node
+            node = parent
 
     def split(self, node: int, length: int) -> int:
         """Cuts the first ``length`` blocks of ``node`` off into a new node above it; returns that.
@@ -155,6 +166,7 @@ class Nodes:
             ids[: length * ID_BYTES],
             {lower[: self.key_bytes]: node},
         )
+        self.recent[upper] = node
         self._replace_in_parent(node, upper)
         self.segment[node] = lower
         self.ids[node] = ids[length * ID_BYTES :]
@@ -176,10 +188,12 @@ class Nodes:
         fan = self.fan[parent]
         del fan[self.segment[node][: self.key_bytes]]
         self.drop(node)
+        if self.recent[parent] == node:
+            self.recent[parent] = next(iter(fan.values()), NO_NODE)
         if self.is_root(parent):
             return
         if not fan:
-            self.fan[parent] = LEAF
+            self.bare(parent)
         elif len(fan) == 1:
             (child,) = fan.values()
             if self.length(parent) + self.length(child) <= self.run_blocks:
@@ -196,7 +210,10 @@ class Nodes:
         self.drop(node)
 
     def _replace_in_parent(self, node: int, other: int) -> None:
-        self.fan[self.parent[node]][self.segment[node][: self.key_bytes]] = other
+        parent = self.parent[node]
+        self.fan[parent][self.segment[node][: self.key_bytes]] = other
+        if self.recent[parent] == node:
+            self.recent[parent] = other
 
     def _add(self, parent: int, start: int, segment: bytes, ids: bytes, fan: Fan) -> int:
         if not self.free:
@@ -205,6 +222,7 @@ class Nodes:
             self.segment.append(segment)
             self.ids.append(ids)
             self.fan.append(fan)
+            self.recent.append(NO_NODE)
             return len(self.parent) - 1
         node = self.free.pop()
         self.parent[node] = parent

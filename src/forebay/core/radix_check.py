@@ -48,6 +48,9 @@ def _check_shape(nodes: Nodes, node: int, *, is_root: bool) -> None:
     _require(len(nodes.segment[node]) == length * nodes.key_bytes, f"node {node}: ids or keys lack")
     _require(len(nodes.ids[node]) == length * ID_BYTES, f"node {node}: a broken id")
     _require(all(len(key) == nodes.key_bytes for key in children), f"node {node}: a broken key")
+    recent = nodes.recent[node]
+    of_them = recent in children.values() if children else recent == NO_NODE
+    _require(of_them, f"node {node} tries {recent} first, which is no child of it")
     _require(nodes.is_root(node) == is_root, f"node {node} is a root by one account only")
     if is_root:
         _require(length == 0 and nodes.start[node] == 0, f"root {node} has blocks of its own")
