@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import numpy as np
 from report import Figure, Goal, arguments, finish, median_figure
 
 from forebay.core.device import LeaseKind
-from forebay.core.directory import Directory
+from forebay.core.directory import Directory, Session
 from forebay.core.store import Store
 
 GOALS = {
@@ -52,14 +53,18 @@ def new_ids(directory: Directory, count: int) -> np.ndarray[tuple[int], np.dtype
     return np.arange(len(directory), len(directory) + count, dtype=np.int32)
 
 
-def branched_path(nodes: int, blocks: int) -> tuple[Directory, bytes]:
-    """A path of `blocks` blocks that branches in `nodes - 1` places, evenly."""
+def branched_path(nodes: int, blocks: int, *, forgotten: bool = False) -> tuple[Directory, bytes]:
+    """A path of `blocks` blocks that branches in `nodes - 1` places, evenly.
+
+    The branches are inserted from the front on, each by way of the ones before; `forgotten` does it
+    from the back, so that at every place another branch was the last to be inserted.
+    """
     rng = np.random.default_rng(nodes)
     directory = Directory(KEY_BYTES)
     keys = random_keys(rng, blocks)
     directory.insert(TENANT, keys, 0, new_ids(directory, blocks))
-    for branch in range(1, nodes):
-        depth = branch * blocks // nodes
+    depths = [branch * blocks // nodes for branch in range(1, nodes)]
+    for depth in reversed(depths) if forgotten else depths:
         side = keys[: depth * KEY_BYTES] + random_keys(rng, 1)
         directory.insert(TENANT, side, depth, new_ids(directory, 1))
     return directory, keys
@@ -76,13 +81,28 @@ def cpu_us(call: Callable[[], object], calls: int) -> float:
     return (end - begin) / calls * 1e6
 
 
+def match_us(directory: Directory, keys: bytes, session: Session | None = None) -> list[float]:
+    """Microseconds of CPU of a match, by round."""
+    return [cpu_us(lambda: directory.match(TENANT, keys, session), 200) for _ in range(ROUNDS)]
+
+
 def match_figures() -> list[Figure]:
     """A fully cached 32,768-token prompt over 1, 64 and 256 runs, and one twice as long."""
     figures: list[Figure] = []
     for nodes, name in ((1, "1node"), (64, "64nodes"), (256, "256nodes")):
         directory, keys = branched_path(nodes, BLOCKS_32K)
-        samples = [cpu_us(lambda: directory.match(TENANT, keys), 200) for _ in range(ROUNDS)]  # noqa: B023
-        settings = {"blocks": BLOCKS_32K, "unbranched_runs": nodes, "key_bytes": KEY_BYTES}
+        samples = match_us(directory, keys)
+        next_turn = keys + random_keys(np.random.default_rng(), 1)
+        session = directory.match(TENANT, keys).session
+        settings = {
+            "blocks": BLOCKS_32K,
+            "unbranched_runs": nodes,
+            "key_bytes": KEY_BYTES,
+            "other_branches_newer_us": statistics.median(
+                match_us(*branched_path(nodes, BLOCKS_32K, forgotten=True))
+            ),
+            "next_turn_by_session_us": statistics.median(match_us(directory, next_turn, session)),
+        }
         figures.append(median_figure(f"match_32k_{name}_us", samples, "us", settings))
     short, short_keys = branched_path(1, BLOCKS_32K)
     long, long_keys = branched_path(1, 2 * BLOCKS_32K)

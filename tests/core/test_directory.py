@@ -289,8 +289,9 @@ def test_a_session_is_not_believed_for_another_front(directory: Directory) -> No
     directory.insert(N, path("abx"), 2, ids(4))
     directory.insert(N, path("ybcd"), 0, ids(5, 6, 7, 8))
     session = directory.match(N, path("abcd")).session
-    assert directory.match(N, path("ybcd"), session).ids.tolist() == [5, 6, 7, 8]
-    assert directory.match(N, path("zbcd"), session).ids.tolist() == []
+    for handle in (session, session.rested()):
+        assert directory.match(N, path("ybcd"), handle).ids.tolist() == [5, 6, 7, 8]
+        assert directory.match(N, path("zbcd"), handle).ids.tolist() == []
 
 
 def test_a_match_outlives_what_it_saw(directory: Directory) -> None:

@@ -154,7 +154,7 @@ class Nodes:
     def split(self, node: int, length: int) -> int:
         """Cuts the first ``length`` blocks of ``node`` off into a new node above it; returns that.
 
-        ``node`` keeps the rest and its children.
+        ``node`` keeps the rest and its children. The caller appends to the new node at once.
         """
         at = length * self.key_bytes
         segment, ids = self.segment[node], self.ids[node]
@@ -166,7 +166,6 @@ class Nodes:
             ids[: length * ID_BYTES],
             {lower[: self.key_bytes]: node},
         )
-        self.recent[upper] = node
         self._replace_in_parent(node, upper)
         self.segment[node] = lower
         self.ids[node] = ids[length * ID_BYTES :]
