@@ -20,6 +20,10 @@ class RequestError(ForebayError, ValueError):
     """A request that can never be served as it stands (too long, empty, tokens out of range)."""
 
 
+class QueueFullError(RequestError):
+    """As many requests wait as may; the same request can be served later."""
+
+
 class ModelError(ForebayError):
     """A model folder that cannot be read, or a model that needs what is not supported."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from forebay.cache.loads import Loads
 from forebay.config import CacheSettings
 from forebay.core.flights import Flights
-from forebay.core.modes import policy_of
+from forebay.core.modes import ModeSwitch
 from forebay.core.planner import Running, View, Wanted, expected_starts, make_plan
 from forebay.core.rates import Rates
 from forebay.core.requests import Waiting
@@ -24,6 +24,7 @@ class LookAhead:
     def __init__(
         self,
         settings: CacheSettings,
+        switch: ModeSwitch,
         store: Store,
         line: WaitingLine,
         flights: Flights,
@@ -31,7 +32,7 @@ class LookAhead:
         loads: Loads,
     ) -> None:
         self._settings = settings
-        self._enabled = policy_of(settings.mode).look_ahead and settings.host_slots > 0
+        self._switch = switch
         self._store = store
         self._line = line
         self._flights = flights
@@ -45,8 +46,10 @@ class LookAhead:
 
         `owed` blocks are kept out of it beside the reserve: somebody nearer waits for them.
         """
+        if not self._switch.policy.look_ahead or not self._settings.host_slots:
+            return
         lease_room, copy_room = self._rooms()
-        if not self._enabled or lease_room <= 0 or copy_room <= 0:
+        if lease_room <= 0 or copy_room <= 0:
             return
         wanted = self._wanted(now_s, running, free_run_slots)
         if not wanted:

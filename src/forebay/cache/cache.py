@@ -14,26 +14,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.cache.account import Account, CacheStats
+from forebay.cache.account import Account, CacheStats, Occupancy, occupancy_of
 from forebay.cache.ahead import LookAhead
+from forebay.cache.intake import blocks_for, check_keys, check_room, fits
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.flights import Flights
 from forebay.core.ledger import PrefetchLedger
+from forebay.core.modes import Mode, ModeSwitch
 from forebay.core.planner import Running
 from forebay.core.rates import Average, Rates
 from forebay.core.requests import Growth, NotYet, Request, Ticket, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
-from forebay.errors import (
-    LinkTimeoutError,
-    NotIssuedError,
-    ParentMissingError,
-    ProtocolError,
-    RequestError,
-)
+from forebay.errors import LinkTimeoutError, NotIssuedError, ParentMissingError, ProtocolError
 from forebay.transfer.messages import Completion
 from forebay.transfer.mover import Mover, TransferFailedError
 
@@ -65,13 +61,21 @@ class Cache:
         self._line = WaitingLine(self._store, settings.block_tokens)
         self._flights = Flights(first_transfer)
         self._ledger = PrefetchLedger(self._store.max_blocks, settings.block_bytes)
+        self._switch = switch = ModeSwitch(settings.mode)
         self._loads = Loads(
-            settings, self._store, self._line, self._flights, self._ledger, self.rates, mover
+            settings,
+            switch,
+            self._store,
+            self._line,
+            self._flights,
+            self._ledger,
+            self.rates,
+            mover,
         )
         self._ahead = LookAhead(
-            settings, self._store, self._line, self._flights, self.rates, self._loads
+            settings, switch, self._store, self._line, self._flights, self.rates, self._loads
         )
-        self._saves = Saves(settings, self._store, self._flights, self.rates, mover)
+        self._saves = Saves(settings, switch, self._store, self._flights, self.rates, mover)
         self._tickets: dict[int, Ticket] = {}
         self._generation = 0
         self._steps: dict[int, list[tuple[Ticket, int]]] = {}
@@ -88,12 +92,7 @@ class Cache:
 
         Raises RequestError for one that can never run in this pool.
         """
-        if not self._fits(request):
-            raise RequestError(
-                f"{request.tokens} tokens and an answer of up to {request.max_answer_tokens} do "
-                f"not fit the {self._most_blocks()} blocks of {self.settings.block_tokens} tokens "
-                "that the device pool can give one request; shorten it or enlarge the pool"
-            )
+        check_room(request, self._most_blocks(), self.settings.block_tokens)
         if request.id in self._line or request.id in self._tickets:
             raise ProtocolError(f"request {request.id} is here already")
         self._add(request)
@@ -119,7 +118,7 @@ class Cache:
         displace what other waiting requests want.
         """
         entry = self._line[request]
-        if not self._fits(entry.request):
+        if not fits(entry.request, self._most_blocks(), self.settings.block_tokens):
             return NotYet.NEVER
         now_s = self._clock()
         self._line.refresh(entry)
@@ -146,6 +145,21 @@ class Cache:
         """
         self.finish(ticket)
         self._add(request)
+
+    # -- the mode --------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> Mode:
+        """The mode in use; at first that of the settings."""
+        return self._switch.mode
+
+    def set_mode(self, mode: Mode) -> None:
+        """Go by another mode from now on; copies on their way are finished and used.
+
+        Blocks in host memory stay there in a mode that does not load them. Raises SettingsError,
+        changing nothing, for a mode that needs a host tier where the cache was made without one.
+        """
+        self._switch.change(mode, self.settings.host_slots)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -277,15 +291,22 @@ class Cache:
         self._saves.flush(now_s)
 
     def wait_news(self, timeout_s: float) -> bool:
-        """Wait, at most `timeout_s`, until a transfer got further: for when nothing else can
-        run.
-        """
+        """Wait until a transfer got further, at most `timeout_s`: when nothing else can run."""
         return self._mover.wait_news(timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the mover and take in its last report. The cache must not be used afterwards."""
         self._mover.close(timeout_s)
         self._take_report()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether :meth:`poll` has nothing to do until something is asked of the cache."""
+        return not len(self._line) and not len(self._flights) and not self._saves.pending
+
+    def occupancy(self) -> Occupancy:
+        """What is in the pools now."""
+        return occupancy_of(self._store)
 
     def stats(self) -> CacheStats:
         """Counters since the start."""
@@ -322,7 +343,8 @@ class Cache:
         self._line.remove(entry)
         cached = entry.blocks[: entry.covered]
         self._store.promote(cached)
-        self._ledger.read(cached, self._clock() if entry.turn_s is None else entry.turn_s)
+        now_s = self._clock()
+        prefetched = self._ledger.read(cached, now_s if entry.turn_s is None else entry.turn_s)
         self._generation += 1
         sources, misses = self._account.admitted(entry, self.settings.block_tokens)
         ticket = Ticket(
@@ -332,6 +354,8 @@ class Cache:
             sources=sources,
             misses=misses,
             waits=set(entry.waits),
+            prefetched_blocks=prefetched,
+            load_wait_s=0.0 if entry.demanded_s is None else now_s - entry.demanded_s,
             launched_tokens=entry.covered * self.settings.block_tokens,
             published=entry.covered,
             session=entry.session,
@@ -355,14 +379,7 @@ class Cache:
         return device.obtainable(protected=first) >= need
 
     def _add(self, request: Request) -> None:
-        if request.tokens < 1:
-            raise RequestError("a request needs at least one token")
-        whole = request.tokens // self.settings.block_tokens
-        if len(request.keys) != whole * self._store.key_bytes:
-            raise RequestError(
-                f"{request.tokens} tokens are {whole} whole blocks of {self._store.key_bytes} key "
-                f"bytes; {len(request.keys)} bytes were given"
-            )
+        check_keys(request, self._store.key_bytes, self.settings.block_tokens)
         self._line.add(request)
 
     def _share(self, ticket: Ticket, position: int, canonical: int) -> None:
@@ -387,14 +404,11 @@ class Cache:
         return Growth.FULL
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.settings.block_tokens)
+        return blocks_for(tokens, self.settings.block_tokens)
 
     def _most_blocks(self) -> int:
         device = self._store.device
         return device.slots - device.quarantined
-
-    def _fits(self, request: Request) -> bool:
-        return self._blocks_for(request.tokens + request.max_answer_tokens) <= self._most_blocks()
 
     def _require_current(self, ticket: Ticket) -> None:
         current = self._tickets.get(ticket.request.id)

@@ -13,7 +13,7 @@ from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
 from forebay.core.flights import Flight, Flights
 from forebay.core.ledger import MissReason, PrefetchLedger, PrefetchOutcome
-from forebay.core.modes import policy_of
+from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Rates
 from forebay.core.requests import NotYet, Waiting
 from forebay.core.store import Store
@@ -28,6 +28,7 @@ class Loads:
     def __init__(
         self,
         settings: CacheSettings,
+        switch: ModeSwitch,
         store: Store,
         line: WaitingLine,
         flights: Flights,
@@ -36,7 +37,7 @@ class Loads:
         mover: Mover,
     ) -> None:
         self._settings = settings
-        self._policy = policy_of(settings.mode)
+        self._switch = switch
         self._store = store
         self._line = line
         self._flights = flights
@@ -45,7 +46,11 @@ class Loads:
         self._mover = mover
 
     def worth(self, entry: Waiting) -> int:
-        """Blocks to load for `entry`; none where recomputing so few is the quicker way."""
+        """Blocks to load for `entry`; none where recomputing so few is the quicker way, and none
+        in a mode without loads.
+        """
+        if not self._switch.policy.host_tier:
+            return 0
         tokens = (entry.to_load + entry.loaded) * self._settings.block_tokens
         return entry.to_load if tokens >= self._settings.min_load_tokens else 0
 
@@ -60,7 +65,9 @@ class Loads:
         if entry.turn_s is None:
             entry.turn_s = now_s
         if not self.worth(entry) and entry.to_load and entry.limit is None:
-            self._limit(entry, self._leading(entry), MissReason.SHORT)
+            loads = self._switch.policy.host_tier
+            reason = MissReason.SHORT if loads else MissReason.DISABLED
+            self._limit(entry, self._leading(entry), reason)
         if entry.here or entry.to_load:
             if entry.refused:
                 self._ledger.refused(entry.to_load)
@@ -72,7 +79,7 @@ class Loads:
         if overdue:
             self._limit(entry, self._first_of(entry, overdue), MissReason.LATE)
         entry.unissued = self._flights.unissued(entry.waits)
-        if not entry.unissued or self._policy.stalls_step:
+        if not entry.unissued or self._switch.policy.stalls_step:
             self._demand(entry, now_s)
             return None
         self._demand(entry, now_s)

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.config import CacheSettings, SaveMode
 from forebay.core.arrays import Ids
 from forebay.core.flights import Flight, Flights
-from forebay.core.modes import policy_of
+from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Average, Rates
 from forebay.core.store import Store
 from forebay.transfer.messages import Completion, Direction, Transfer, TransferClass
@@ -33,10 +33,16 @@ class Saves:
     """Chooses what to save and when. Changes the store, submits to the mover."""
 
     def __init__(
-        self, settings: CacheSettings, store: Store, flights: Flights, rates: Rates, mover: Mover
+        self,
+        settings: CacheSettings,
+        switch: ModeSwitch,
+        store: Store,
+        flights: Flights,
+        rates: Rates,
+        mover: Mover,
     ) -> None:
         self._settings = settings
-        self._enabled = policy_of(settings.mode).host_tier and settings.host_slots > 0
+        self._switch = switch
         self._through = settings.save_mode is SaveMode.WRITE_THROUGH
         self._store = store
         self._flights = flights
@@ -50,6 +56,11 @@ class Saves:
         self._burst = 0.0
         # The next victims are looked at again when slots were given out, or a look was cut short.
         self._look_again = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether computed blocks still wait to be saved."""
+        return self._enabled and bool(self._pending)
 
     def computed(self, blocks: Ids) -> None:
         """`blocks` (ancestors first) were published: save them when the link has time."""
@@ -82,6 +93,10 @@ class Saves:
         self._store.end_save(completion.id, completion.blocks_done, completion.blocks_touched)
         self._round_trip_s.add(now_s - flight.submitted_s)
         return flight
+
+    @property
+    def _enabled(self) -> bool:
+        return self._switch.policy.host_tier and self._settings.host_slots > 0
 
     def _room(self) -> int:
         in_flight_bytes = self._settings.saves_in_flight_s * self._rates.link_bytes_per_s.value

@@ -83,11 +83,16 @@ class PrefetchLedger:
         if transfer in self._left:
             self._issued_s[transfer] = at_s
 
-    def read(self, blocks: Ids, turn_s: float) -> None:
-        """A request whose turn came at `turn_s` starts with `blocks` in its table."""
-        for transfer in self._close(blocks):
+    def read(self, blocks: Ids, turn_s: float) -> int:
+        """A request whose turn came at `turn_s` starts with `blocks` in its table.
+
+        Returns how many of them were open.
+        """
+        transfers = self._close(blocks)
+        for transfer in transfers:
             in_time = self._issued_s.get(transfer, float("inf")) <= turn_s
             self._count(PrefetchOutcome.USED if in_time else PrefetchOutcome.LATE, transfer)
+        return len(transfers)
 
     def ended(self, blocks: Ids, outcome: PrefetchOutcome) -> None:
         """Those of `blocks` that are open end with `outcome`."""

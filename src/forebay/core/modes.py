@@ -58,3 +58,24 @@ def policy_of(mode: Mode) -> Policy:
             f"use one of {usable}"
         )
     return policy
+
+
+@dataclass(slots=True)
+class ModeSwitch:
+    """The mode that all parts of one cache go by, so that it can change while they work."""
+
+    mode: Mode
+
+    @property
+    def policy(self) -> Policy:
+        """What the mode allows now."""
+        return policy_of(self.mode)
+
+    def change(self, mode: Mode, host_slots: int) -> None:
+        """Go by `mode` from now on. Raises SettingsError if it needs a host tier that is not."""
+        if policy_of(mode).host_tier and not host_slots:
+            raise SettingsError(
+                f"mode {mode.value} needs a host tier, and this cache was made without one; start "
+                "it with host slots, in a mode that has them"
+            )
+        self.mode = mode

@@ -65,6 +65,10 @@ class Ticket:
     sources: dict[Source, int]
     misses: dict[MissReason, int]
     waits: set[int]
+    prefetched_blocks: int = 0
+    """Blocks that it read and that look-ahead had brought."""
+    load_wait_s: float = 0.0
+    """How long it waited for loads after its turn had come, up to here."""
     lost: bool = False
     """A block it reads never arrived: preempt it, so that it is computed."""
     orphaned: bool = False

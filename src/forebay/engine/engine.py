@@ -19,19 +19,23 @@ from numpy.typing import NDArray
 
 from forebay.cache import Cache
 from forebay.core.batch import Batch, Batcher, Work
+from forebay.core.directory import Session
+from forebay.core.modes import Mode
 from forebay.core.requests import NotYet, Ticket
 from forebay.engine.models import LoadedModel, load_model
 from forebay.engine.pool import KVPool
+from forebay.engine.prompt import Prompt, check_length, prompt_tokens
 from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing
 from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.sampler import SampledToken, SamplingParams, sample
 from forebay.engine.settings import EngineSettings
 from forebay.engine.startup import describe, measure_link, measure_prefill
-from forebay.engine.text import chat_prompt, encode
+from forebay.engine.stats import EngineStats
+from forebay.engine.text import chat_prompt
 from forebay.engine.verify import BlockVerifier
-from forebay.errors import ModelError, RequestError
+from forebay.errors import ModelError, QueueFullError, RequestError
 from forebay.geometry import default_block_tokens
-from forebay.timeline import Kind, Timeline
+from forebay.timeline import Timeline
 from forebay.transfer.arena import HostArena
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pool import Pool
@@ -112,29 +116,30 @@ class Engine:
 
     def submit(
         self,
-        prompt: str | Sequence[int] | NDArray[np.int64],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         salt: str = "",
-        follows: EngineRequest | None = None,
+        follows: Session | None = None,
         label: str = "",
         priority: int = 0,
         no_cache: bool = False,
         no_save: bool = False,
     ) -> EngineRequest:
-        """Queue a prompt (text, or token ids). Raises RequestError if it can never be served.
+        """Queue a prompt (text, or token ids). Raises RequestError if it can never be served,
+        QueueFullError if it may be later.
 
-        Requests with different `salt` never share a block. `follows` is the conversation's last
-        turn: what it found need not be looked up again.
+        Requests with different `salt` never share a block. `follows` is the `session` of the
+        conversation's last turn: what that found need not be looked up again.
         """
         params = params or SamplingParams()
         if self._full:
-            raise RequestError(
+            raise QueueFullError(
                 f"{self.settings.batch.max_waiting} requests wait already; come back later, or "
                 "raise max_waiting"
             )
-        prompt_ids = self._token_ids(prompt)
-        self._check_length(prompt_ids, params)
+        prompt_ids = prompt_tokens(self.loaded, prompt)
+        check_length(self.loaded, len(prompt_ids), params)
         request = EngineRequest(
             id=self._next_id,
             prompt_ids=prompt_ids,
@@ -148,7 +153,7 @@ class Engine:
             priority=priority,
             no_cache=no_cache,
             no_save=no_save,
-            session=follows.session if follows is not None else None,
+            session=follows,
         )
         self.cache.enqueue(request.renew())
         self._next_id += 1
@@ -167,9 +172,32 @@ class Engine:
         """Whether any request is waiting or running."""
         return bool(self._requests)
 
+    @property
+    def settled(self) -> bool:
+        """Whether :meth:`step` has nothing to do until something is submitted."""
+        return not self._requests and self.cache.quiet
+
+    def set_mode(self, mode: Mode) -> None:
+        """Use another mode from now on. Raises SettingsError, changing nothing, if it cannot be."""
+        self.cache.set_mode(mode)
+
+    def stats(self) -> EngineStats:
+        """Counters and state as they stand."""
+        running = len(self._batcher.running)
+        return EngineStats(
+            mode=self.cache.mode,
+            waiting=len(self._requests) - running,
+            running=running,
+            steps=self.steps,
+            stall_s=self.stall_s,
+            preemptions=self.preemptions,
+            occupancy=self.cache.occupancy(),
+            cache=self.cache.stats(),
+        )
+
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int] | NDArray[np.int64]],
+        prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
     ) -> list[EngineRequest]:
         """Answer all `prompts` and return the ended requests, in the same order."""
@@ -235,13 +263,15 @@ class Engine:
     def _in_place(self, batch: Batch) -> list[Work]:
         """The batch's work whose loads have arrived. What lost a block waits again."""
         tickets = [work.sequence.ticket for work in batch.work]
-        lacked_load = any(ticket is not None and ticket.waits for ticket in tickets)
+        waits = [ticket for ticket in tickets if ticket is not None and ticket.waits]
         began_s = self._clock()
         lost = self.cache.ready(
             [ticket for ticket in tickets if ticket is not None],
             timeout_s=self.settings.wait_timeout_s,
         )
-        self._waited(began_s, lacked_load)
+        self._waited(began_s, bool(waits))
+        for ticket in waits:
+            self._requests[ticket.request.id].load_wait_s += self._clock() - began_s
         for ticket in lost:
             self._batcher.preempt(self._batcher.sequences[ticket.request.id])
         work = [work for work in batch.work if work.sequence.ticket is not None]
@@ -346,6 +376,8 @@ class Engine:
         if ticket is not None and request.timing.started_s is None:
             request.timing.started_s = self._clock()
             request.sources = dict(ticket.sources)
+            request.load_wait_s = ticket.load_wait_s
+            request.prefetched_blocks = ticket.prefetched_blocks
             request.session = ticket.session.rested() if ticket.session is not None else None
 
     def _end(self, request: EngineRequest, reason: FinishReason) -> None:
@@ -357,22 +389,13 @@ class Engine:
         request.ticket = None
         self.cache.rates.answered(len(request.drawn))
         del self._requests[request.id]
-        self._show_on_timeline(request)
+        if self.timeline is not None:
+            request.show_on(self.timeline)
 
     def _fail(self, request: EngineRequest, why: str) -> Delta:
         shown, request.error = len(request.text), why
         self._end(request, FinishReason.FAILED)
         return Delta(request.id, request.text[shown:], (), FinishReason.FAILED)
-
-    def _show_on_timeline(self, request: EngineRequest) -> None:
-        timing, timeline = request.timing, self.timeline
-        if timeline is None or timing.started_s is None or timing.first_token_s is None:
-            return
-        end_s = timing.finished_s or self._clock()
-        row = request.label
-        timeline.request(row, Kind.QUEUED, timing.arrival_s, timing.started_s)
-        timeline.request(row, Kind.PREFILL, timing.started_s, timing.first_token_s)
-        timeline.request(row, Kind.DECODE, timing.first_token_s, end_s)
 
     def _chunk(self, item: Work) -> Chunk:
         request = self._requests[item.sequence.request_id]
@@ -393,29 +416,3 @@ class Engine:
     def _full(self) -> bool:
         waiting = len(self._requests) - len(self._batcher.running)
         return waiting >= self.settings.batch.max_waiting
-
-    def _token_ids(self, prompt: str | Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        if isinstance(prompt, str):
-            if self.loaded.tokenizer is None:
-                raise RequestError(f"{self.loaded.name} has no tokenizer: give token ids")
-            prompt = encode(self.loaded.tokenizer, prompt)
-        try:
-            ids = np.asarray(prompt)
-        except (TypeError, ValueError) as error:
-            raise RequestError("a prompt is a text or one row of token ids") from error
-        if ids.ndim != 1 or not len(ids):
-            raise RequestError("a prompt needs at least one token, and all of them in one row")
-        if ids.dtype.kind not in "iu":
-            raise RequestError(f"token ids must be whole numbers of 64 bits, not {ids.dtype}")
-        if int(ids.min()) < 0 or int(ids.max()) >= self.loaded.vocab_size:
-            raise RequestError(f"token ids must be in 0..{self.loaded.vocab_size - 1}")
-        return ids.astype(np.int64)
-
-    def _check_length(self, prompt_ids: NDArray[np.int64], params: SamplingParams) -> None:
-        room = self.loaded.context_tokens - len(prompt_ids)
-        if params.max_tokens > room:
-            raise RequestError(
-                f"a prompt of {len(prompt_ids)} tokens leaves room for {max(0, room)} tokens in "
-                f"the model's context of {self.loaded.context_tokens}, and max_tokens is "
-                f"{params.max_tokens}; shorten one of them"
-            )

@@ -16,6 +16,7 @@ from forebay.core.ledger import Source
 from forebay.core.requests import Request, Ticket
 from forebay.engine.sampler import SampledToken, Sampler, SamplingParams
 from forebay.engine.text import Detokeniser, StopStrings
+from forebay.timeline import Kind, Timeline
 
 _CONTEXT_FOR_TEXT = 8
 
@@ -79,6 +80,10 @@ class EngineRequest:
     """Why it ended as FAILED."""
     text: str = ""
     sources: dict[Source, int] = field(default_factory=dict[Source, int])
+    prefetched_blocks: int = 0
+    """Blocks that it read and that were copied before its turn was known to come."""
+    load_wait_s: float = 0.0
+    """How long it lacked nothing but a load."""
     drawn: list[SampledToken] = field(default_factory=list[SampledToken])
     sampler: Sampler = field(init=False)
     _tokens: NDArray[np.int64] = field(init=False)
@@ -165,6 +170,16 @@ class EngineRequest:
         if self._stops.matched is not None or self._detokeniser is None:
             return ""
         return self._stops.push(self._detokeniser.finish()) + self._stops.finish()
+
+    def show_on(self, timeline: Timeline) -> None:
+        """Draw the ended request's row, if it came as far as a token."""
+        timing = self.timing
+        started_s, first_s, end_s = timing.started_s, timing.first_token_s, timing.finished_s
+        if started_s is None or first_s is None or end_s is None:
+            return
+        timeline.request(self.label, Kind.QUEUED, timing.arrival_s, started_s)
+        timeline.request(self.label, Kind.PREFILL, started_s, first_s)
+        timeline.request(self.label, Kind.DECODE, first_s, end_s)
 
     def _ends_with(self, token_id: int) -> bool:
         if token_id in self.params.stop_token_ids:

@@ -1,0 +1,46 @@
+"""What a prompt may be, and how long: checked before a request is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.engine.models import LoadedModel
+from forebay.engine.sampler import SamplingParams
+from forebay.engine.text import encode
+from forebay.errors import RequestError
+
+Prompt = str | Sequence[int] | NDArray[np.int64]
+"""Text, or one row of token ids."""
+
+
+def prompt_tokens(loaded: LoadedModel, prompt: Prompt) -> NDArray[np.int64]:
+    """The tokens of `prompt`, int64. Raises RequestError for what has none, or is no token."""
+    if isinstance(prompt, str):
+        if loaded.tokenizer is None:
+            raise RequestError(f"{loaded.name} has no tokenizer: give token ids")
+        prompt = encode(loaded.tokenizer, prompt)
+    try:
+        ids = np.asarray(prompt)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError("a prompt is a text or one row of token ids") from error
+    if ids.ndim != 1 or not len(ids):
+        raise RequestError("a prompt needs at least one token, and all of them in one row")
+    if ids.dtype.kind not in "iu":
+        raise RequestError(f"token ids must be whole numbers of 64 bits, not {ids.dtype}")
+    if int(ids.min()) < 0 or int(ids.max()) >= loaded.vocab_size:
+        raise RequestError(f"token ids must be in 0..{loaded.vocab_size - 1}")
+    return ids.astype(np.int64)
+
+
+def check_length(loaded: LoadedModel, prompt_tokens: int, params: SamplingParams) -> None:
+    """Raises RequestError if prompt and answer do not fit the model's context together."""
+    room = loaded.context_tokens - prompt_tokens
+    if params.max_tokens > room:
+        raise RequestError(
+            f"a prompt of {prompt_tokens} tokens leaves room for {max(0, room)} tokens in "
+            f"the model's context of {loaded.context_tokens}, and max_tokens is "
+            f"{params.max_tokens}; shorten one of them"
+        )

@@ -1,0 +1,25 @@
+"""How an engine stands: counters since its start, and the state of queue and pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.cache.account import CacheStats, Occupancy
+from forebay.core.modes import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A value that any thread may read. Seconds and counts are since the start.
+
+    `stall_s` is the time in which no step ran while some request lacked only its load.
+    """
+
+    mode: Mode
+    waiting: int
+    running: int
+    steps: int
+    stall_s: float
+    preemptions: int
+    occupancy: Occupancy
+    cache: CacheStats
