@@ -60,19 +60,19 @@ class OwnDevicePool:
         return self.tier.free + self._order.count(_ORDINARY) + extra
 
     def slot_of(self, blocks: Ids) -> Ids:
-        return self._slot[blocks]
+        return self._slot.take(blocks)
 
     def advance(self, completed_step: int) -> None:
         self.tier.advance(completed_step)
 
     def wrote(self, blocks: Ids, step: int) -> None:
-        self.tier.touch(self._slot[blocks], step)
+        self.tier.touch(self._slot.take(blocks), step)
 
     def stamps(self, blocks: Ids) -> Steps:
-        return self.tier.stamps(self._slot[blocks])
+        return self.tier.stamps(self._slot.take(blocks))
 
     def leases(self, blocks: Ids) -> NDArray[np.int32]:
-        return self._leases[blocks]
+        return self._leases.take(blocks)
 
     def idle(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block stands in an eviction order: published, on the device, not leased."""
@@ -84,54 +84,55 @@ class OwnDevicePool:
         if evicted is None:
             return None
         take = self.tier.take_oldest if state is SlotState.LOADING else self.tier.take_newest
-        self._slot[blocks] = take(count, state)
+        self._slot.put(blocks, take(count, state))
         if state is SlotState.LOADING:
-            self._busy[blocks] = True
+            self._busy.put(blocks, True)
         return evicted
 
     def touch(self, blocks: Ids, kind: LeaseKind) -> None:
-        self._leases[blocks] += 1
+        self._leases.put(blocks, self._leases.take(blocks) + 1)
         if kind is LeaseKind.PREFETCH:
-            held = self._prefetch[blocks]
+            held = self._prefetch.take(blocks)
             self._prefetch_leased += len(blocks) - int(np.count_nonzero(held))
-            self._prefetch[blocks] = held + 1
+            self._prefetch.put(blocks, held + 1)
         self._order.discard(blocks)
 
     def release(self, blocks: Ids, kind: LeaseKind, step: int) -> Ids:
-        left = self._leases[blocks] - 1
+        left = self._leases.take(blocks) - 1
         if kind is LeaseKind.PREFETCH:
             self._end_prefetch(blocks)
-        elif len(left) and int(left.min()) < 0:
+        elif np.count_nonzero(left < 0):
             raise ProtocolError("a lease was given back twice")
-        self._leases[blocks] = left
-        slots = self._slot[blocks]
-        self.tier.touch(slots if len(slots) and int(slots.min()) >= 0 else slots[slots >= 0], step)
+        self._leases.put(blocks, left)
+        slots = self._slot.take(blocks)
+        here = slots >= 0
+        self.tier.touch(slots if np.count_nonzero(here) == len(slots) else slots[here], step)
         return blocks[left == 0]
 
     def promote(self, blocks: Ids) -> None:
         self._end_prefetch(blocks)
 
     def publish(self, blocks: Ids) -> None:
-        wanted = self._wanted[blocks] > 0
-        if wanted.any():
+        wanted = self._wanted.take(blocks) > 0
+        if np.count_nonzero(wanted):
             self._order.append(blocks[wanted], _PROTECTED)
             blocks = blocks[~wanted]
         self._order.append(blocks, _ORDINARY)
 
     def protect(self, blocks: Ids) -> None:
-        self._wanted[blocks] += 1
+        self._wanted.put(blocks, self._wanted.take(blocks) + 1)
         self._order.append(blocks[self._order.contains(blocks)], _PROTECTED)
 
     def unprotect(self, blocks: Ids) -> None:
-        left = self._wanted[blocks] - 1
-        if len(left) and int(left.min()) < 0:
+        left = self._wanted.take(blocks) - 1
+        if np.count_nonzero(left < 0):
             raise ProtocolError("protection was given back twice")
-        self._wanted[blocks] = left
+        self._wanted.put(blocks, left)
         last = blocks[left == 0]
         self._order.append(last[self._order.contains(last)], _ORDINARY)
 
     def wanted(self, blocks: Ids) -> NDArray[np.bool_]:
-        return self._wanted[blocks] > 0
+        return self._wanted.take(blocks) > 0
 
     @property
     def wanted_counts(self) -> NDArray[np.int32]:
@@ -145,14 +146,14 @@ class OwnDevicePool:
         return victims
 
     def move(self, blocks: Ids, state: SlotState) -> None:
-        self.tier.move(self._slot[blocks], state)
-        self._busy[blocks] = state in (SlotState.LOADING, SlotState.SAVING)
+        self.tier.move(self._slot.take(blocks), state)
+        self._busy.put(blocks, state in (SlotState.LOADING, SlotState.SAVING))
 
     def state(self, blocks: Ids) -> NDArray[np.int8]:
-        return self.tier.state(self._slot[blocks])
+        return self.tier.state(self._slot.take(blocks))
 
     def busy(self, blocks: Ids) -> NDArray[np.bool_]:
-        return self._busy[blocks]
+        return self._busy.take(blocks)
 
     def forget(self, blocks: Ids) -> None:
         self._drop(blocks, SlotState.FREE)
@@ -162,15 +163,15 @@ class OwnDevicePool:
 
     def _drop(self, blocks: Ids, state: SlotState) -> None:
         self._order.discard(blocks)
-        self.tier.move(self._slot[blocks], state)
-        self._slot[blocks] = -1
-        self._busy[blocks] = False
+        self.tier.move(self._slot.take(blocks), state)
+        self._slot.put(blocks, -1)
+        self._busy.put(blocks, False)
 
     def _end_prefetch(self, blocks: Ids) -> None:
-        held = self._prefetch[blocks] - 1
-        if len(held) and int(held.min()) < 0:
+        held = self._prefetch.take(blocks) - 1
+        if np.count_nonzero(held < 0):
             raise ProtocolError("a prefetch lease was given back twice")
-        self._prefetch[blocks] = held
+        self._prefetch.put(blocks, held)
         self._prefetch_leased -= len(blocks) - int(np.count_nonzero(held))
 
     def _evict(self, count: int, protected: bool) -> Ids | None:
@@ -187,6 +188,6 @@ class OwnDevicePool:
         if missing:
             self._order.prepend(victims, _ORDINARY)
             return None
-        self.tier.move(self._slot[victims], SlotState.FREE)
-        self._slot[victims] = -1
+        self.tier.move(self._slot.take(victims), SlotState.FREE)
+        self._slot.put(victims, -1)
         return victims

@@ -46,7 +46,7 @@ class HostPool:
 
     def slot_of(self, blocks: Ids) -> Ids:
         """The slot of each block, -1 where it has none."""
-        return self._slot[blocks]
+        return self._slot.take(blocks)
 
     def holds(self, blocks: Ids) -> NDArray[np.int32]:
         """How many copies read each block's slot."""
@@ -54,7 +54,7 @@ class HostPool:
 
     def valid(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block has a host slot whose save has completed."""
-        return self.tier.state(self._slot[blocks]) == SlotState.CLEAN
+        return self.tier.state(self._slot.take(blocks)) == SlotState.CLEAN
 
     def take(self, blocks: Ids) -> None:
         """Give each of `blocks` a slot in SAVING. The caller checked `tier.free`."""

@@ -23,9 +23,10 @@ from forebay.core.arrays import EMPTY_IDS, Ids
 # A front run is looked at in pieces of at least this many entries, so that taking one block from a
 # run of thousands does not compare all of them.
 _LOOK = 64
-# Each append also looks at this many older entries for each new one, and drops the stale among
-# them: they stay a bounded share, and no single call pays for all of them.
-_SWEEP = 2
+# Once there are this many entries for a live one, each append also looks at a few older ones for
+# each new one, and drops the stale among them: more than are added, and never all in one call.
+_STALE_SHARE = 1.5
+_SWEEP = 4
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class EvictionOrder:
 
     def contains(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block stands in either rank."""
-        return self._place[blocks] != 0
+        return self._place.take(blocks) != 0
 
     def append(self, blocks: Ids, rank: int) -> None:
         """Put `blocks` (distinct, root first) at the end of `rank`. Moves those that stand
@@ -76,14 +77,14 @@ class EvictionOrder:
 
     def discard(self, blocks: Ids) -> None:
         """Take `blocks` out of the order; those that are not in it are left alone."""
-        serials = self._place[blocks]
+        serials = self._place.take(blocks)
         standing = int(np.count_nonzero(serials))
         if not standing:
             return
         upper = int(np.count_nonzero(serials & 1))
         self._live[1] -= upper
         self._live[0] -= standing - upper
-        self._place[blocks] = 0
+        self._place.put(blocks, 0)
 
     def pop(self, count: int, rank: int, busy: NDArray[np.bool_]) -> Ids:
         """Take up to `count` of the first blocks that are not `busy` (indexed by block), leaf
@@ -97,11 +98,13 @@ class EvictionOrder:
         while missing > 0 and self._runs[rank]:
             piece = self._next_live(missing, rank)
             pieces.append(piece)
-            missing -= len(piece) - int(np.count_nonzero(busy[piece]))
+            missing -= len(piece) - int(np.count_nonzero(busy.take(piece)))
         if not pieces:
             return EMPTY_IDS
-        taken = np.concatenate(pieces)
-        held = busy[taken]
+        taken = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        held = busy.take(taken)
+        if not np.count_nonzero(held):
+            return taken
         self.prepend(taken[held], rank)
         return taken[~held]
 
@@ -118,7 +121,7 @@ class EvictionOrder:
             if len(rest):
                 runs.append(_Run(run.serial, rest))
                 self._entries += len(rest)
-            self._place[piece] = 0
+            self._place.put(piece, 0)
             self._live[rank] -= len(piece)
             pieces.append(piece[::-1])
             missing -= len(piece)
@@ -141,31 +144,31 @@ class EvictionOrder:
         self._next_serial += 2
         self._live[rank] += len(leaf_first)
         self._entries += len(leaf_first)
-        self._place[leaf_first] = serial
+        self._place.put(leaf_first, serial)
         return _Run(serial, leaf_first)
 
     def _live_part(self, run: _Run) -> Ids:
         blocks = run.blocks[run.begin :]
-        return blocks[self._place[blocks] == run.serial]
+        return blocks[self._place.take(blocks) == run.serial]
 
     def _next_live(self, wanted: int, rank: int) -> Ids:
         """Take up to `wanted` live blocks from the first run, dropping stale entries on the way."""
         run = self._runs[rank][0]
         looked = run.blocks[run.begin : run.begin + max(wanted, _LOOK)]
-        where = np.flatnonzero(self._place[looked] == run.serial)[:wanted]
+        where = np.flatnonzero(self._place.take(looked) == run.serial)[:wanted]
         piece = looked[where]
         passed = int(where[-1]) + 1 if len(where) == wanted else len(looked)
         run.begin += passed
         self._entries -= passed
         if run.begin >= len(run.blocks):
             self._runs[rank].popleft()
-        self._place[piece] = 0
+        self._place.put(piece, 0)
         self._live[rank] -= len(piece)
         return piece
 
     def _sweep(self, entries: int, rank: int) -> None:
         """Drop the stale ones among the next `entries` entries of `rank`, going round."""
-        if self._entries <= self._live[0] + self._live[1]:
+        if self._entries <= _STALE_SHARE * (self._live[0] + self._live[1]):
             return
         runs = self._runs[rank]
         at = self._swept[rank]

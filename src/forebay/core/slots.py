@@ -44,7 +44,7 @@ _NEXT: dict[SlotState, frozenset[SlotState]] = {
     SlotState.CLEAN: frozenset({SlotState.DIRTY, SlotState.FREE}),
     SlotState.QUARANTINED: frozenset(),
 }
-_ALLOWED: NDArray[np.bool_] = np.array([[to in _NEXT[at] for to in SlotState] for at in SlotState])
+_ALLOWED: NDArray[np.bool_] = np.array([[to in _NEXT[at] for at in SlotState] for to in SlotState])
 
 
 class TierSlots:
@@ -71,11 +71,11 @@ class TierSlots:
 
     def state(self, slots: Ids) -> NDArray[np.int8]:
         """The `SlotState` of each slot."""
-        return self._state[slots]
+        return self._state.take(slots)
 
     def stamps(self, slots: Ids) -> Steps:
         """The newest step that may touch each slot."""
-        return self._stamp[slots]
+        return self._stamp.take(slots)
 
     def counts(self) -> dict[SlotState, int]:
         """How many slots are in each state."""
@@ -115,18 +115,19 @@ class TierSlots:
         """Change the state of `slots`; a change that DESIGN does not know is a ProtocolError."""
         if not len(slots):
             return
-        if not _ALLOWED[self._state[slots], state].all():
-            found = {SlotState(int(value)).name for value in self._state[slots]}
+        before = self._state.take(slots)
+        if np.count_nonzero(_ALLOWED[state].take(before)) < len(slots):
+            found = {SlotState(int(value)).name for value in before}
             raise ProtocolError(f"slots in {sorted(found)} cannot become {state.name}")
-        self._state[slots] = state
+        self._state.put(slots, state)
         if state is SlotState.FREE:
             self._put_back(slots)
         elif state is SlotState.QUARANTINED:
             self.quarantined += len(slots)
 
     def touch(self, slots: Ids, step: int) -> None:
-        """Note that `step` may still touch `slots`. Stamps only grow."""
-        self._stamp[slots] = np.maximum(self._stamp[slots], step)
+        """Note that `step`, the newest of all, may still touch `slots`: stamps only grow."""
+        self._stamp.put(slots, step)
 
     def advance(self, completed_step: int) -> None:
         """Slots whose stamp has completed become ready."""
@@ -137,7 +138,7 @@ class TierSlots:
             self._push_ready(slots)
 
     def _put_back(self, slots: Ids) -> None:
-        newest = int(self._stamp[slots].max())
+        newest = int(self._stamp.take(slots).max())
         if newest <= self._completed_step:
             self._push_ready(slots)
             return
@@ -159,7 +160,7 @@ class TierSlots:
 
     def _hand_out(self, pieces: list[Ids], state: SlotState) -> Ids:
         slots = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        self._state[slots] = state
+        self._state.put(slots, state)
         return slots
 
     def _require_free(self, count: int) -> None:

@@ -155,7 +155,7 @@ class Store:
         meanwhile; the given block then stays private to its ticket.
         """
         canonical = self.directory.insert(namespace, keys, first, blocks, session)
-        self._published[blocks[canonical == blocks]] = True
+        self._published.put(blocks[canonical == blocks], True)
         return canonical
 
     def wrote(self, blocks: Ids, step: int) -> None:
@@ -267,12 +267,23 @@ class Store:
         self.counters.evicted += len(leaf_first)
         self._note_moved(leaf_first)
         valid = self.host.valid(leaf_first)
-        self.host.left_device(leaf_first[valid])
-        if valid.all():
-            return
-        for block in leaf_first[~valid].tolist():
+        kept = int(np.count_nonzero(valid))
+        if kept:
+            self.host.left_device(leaf_first[valid])
+        if kept < len(leaf_first):
+            lost = leaf_first[~valid] if kept else leaf_first
+            self._lose(lost[self._published.take(lost)])
+
+    def _lose(self, leaf_first: Ids) -> None:
+        """Published blocks whose last copy is gone leave the directory with all below them."""
+        self.counters.dropped_dirty += len(leaf_first)
+        leaves = self.directory.remove_leaves(leaf_first)
+        gone = leaf_first[leaves]
+        self._unlist(gone)
+        # They were idle, or the device would have kept them, and have no host slot: nothing holds.
+        self._give_ids(gone)
+        for block in leaf_first[~leaves].tolist():
             if self._published[block]:
-                self.counters.dropped_dirty += 1
                 self.unpublish(block)
 
     def _host_room(self, count: int, keep: Ids) -> None:
@@ -292,32 +303,33 @@ class Store:
         if missing <= 0:
             return
         victims = self.host.oldest_sole(missing)
-        in_use = self.device.wanted(victims)
-        for position, block in enumerate(victims.tolist()):
-            if in_use[position] or not self.directory.is_leaf(block):
-                in_use[position] = True
-                continue
-            self.directory.remove_leaf(block)
-            self.counters.dropped_host += 1
-            self._published[block] = False
-        self.host.stand_sole(victims[in_use])
-        self._bury(victims[~in_use])
+        wanted = self.device.wanted(victims)
+        self.host.stand_sole(victims[wanted])
+        victims = victims[~wanted]
+        leaves = self.directory.remove_leaves(victims)
+        self.host.stand_sole(victims[~leaves])
+        self.counters.dropped_host += int(np.count_nonzero(leaves))
+        self._remove(victims[leaves])
 
     def _remove(self, blocks: Ids) -> None:
         """`blocks` left the directory: free what nobody holds, the rest when it is let go."""
-        if self.device.wanted(blocks).any():
-            self.lost_epoch += 1
-        self._published[blocks] = False
+        self._unlist(blocks)
         self._bury(blocks)
+
+    def _unlist(self, blocks: Ids) -> None:
+        if np.count_nonzero(self.device.wanted(blocks)):
+            self.lost_epoch += 1
+        self._published.put(blocks, False)
 
     def _settle(self, idle: Ids) -> None:
         """Blocks that lost their last lease: published ones may be given up, private ones go."""
         if not len(idle):
             return
-        published = self._published[idle]
+        published = self._published.take(idle)
         standing = idle[published]
-        self.device.publish(standing[self.resident(standing)])
-        if not published.all():
+        here = self.resident(standing)
+        self.device.publish(standing if np.count_nonzero(here) == len(here) else standing[here])
+        if len(standing) < len(idle):
             self._bury(idle[~published])
 
     def _bury(self, blocks: Ids) -> None:
@@ -342,7 +354,7 @@ class Store:
         self._give_ids(gone)
 
     def _note_moved(self, blocks: Ids) -> None:
-        if self.device.wanted(blocks).any():
+        if np.count_nonzero(self.device.wanted(blocks)):
             self.moved_epoch += 1
 
     def _take_ids(self, count: int) -> Ids:
@@ -350,11 +362,11 @@ class Store:
             raise ProtocolError("block ids ran out: a block without any slot was kept")
         self._free_id_count -= count
         blocks = self._free_ids[self._free_id_count : self._free_id_count + count].copy()
-        self._serial[blocks] = np.arange(self._next_serial, self._next_serial + count)
+        self._serial.put(blocks, np.arange(self._next_serial, self._next_serial + count))
         self._next_serial += count
         return blocks
 
     def _give_ids(self, blocks: Ids) -> None:
-        self._serial[blocks] = 0
+        self._serial.put(blocks, 0)
         self._free_ids[self._free_id_count : self._free_id_count + len(blocks)] = blocks
         self._free_id_count += len(blocks)
