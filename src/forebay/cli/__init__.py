@@ -1,0 +1,115 @@
+"""The command line. Each command is a module of its own, imported when it is called: PyTorch takes
+seconds to import, and `forebay --help` should not.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.cli.told import told
+
+app = typer.Typer(
+    help="Look-ahead KV-cache prefetching for LLM serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Model = Annotated[
+    str, typer.Option(help="smollm2, or the folder of a decoder-only Hugging Face model.")
+]
+_DeviceTokens = Annotated[int, typer.Option(help="Size of the device pool, in tokens of KV.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        typer.echo(f"forebay {version('forebay')}")
+    except PackageNotFoundError:
+        typer.echo("forebay, from a source tree that is not installed")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Look-ahead KV-cache prefetching for LLM serving."""
+
+
+@app.command()
+def demo(
+    model: _Model = "smollm2",
+    out: Annotated[Path, typer.Option(help="Folder for timelines; made if missing.")] = Path("out"),
+    modes: Annotated[
+        str, typer.Option(help="Modes, the reference for answers first: b0, b1, b3, b4.")
+    ] = "b0,b1,b4",
+    device_tokens: _DeviceTokens = 2560,
+    answer_tokens: Annotated[int, typer.Option(help="Mean length of an answer.")] = 16,
+    load_advantage: Annotated[
+        float, typer.Option(help="How much faster a load is than computing the same tokens.")
+    ] = 8.0,
+) -> None:
+    """Six users hold four-turn conversations, in several modes, over a pool too small for all.
+
+    Exit status 1 if modes give different answers, or look-ahead hides nothing.
+    """
+    with told():
+        from forebay.cli.demo import run_demo  # noqa: PLC0415
+
+        status = run_demo(
+            model,
+            out,
+            modes,
+            device_tokens=device_tokens,
+            answer_tokens=answer_tokens,
+            load_advantage=load_advantage,
+        )
+    raise typer.Exit(status)
+
+
+@app.command()
+def chat(
+    model: _Model = "smollm2",
+    mode: Annotated[str, typer.Option(help="b0, b1, b3 or b4.")] = "b4",
+    device_tokens: _DeviceTokens = 8192,
+    host_bytes: Annotated[
+        str, typer.Option(help="Size of the host pool: 1GiB, 512MiB, 2GB or bytes.")
+    ] = "1GiB",
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling; drawn if left out.")] = None,
+) -> None:
+    """Chat in the terminal, or with one message per line of standard input.
+
+    /reset forgets the conversation, /stats says what the cache did, /exit ends.
+    """
+    with told():
+        from forebay.cli.chat import run_chat  # noqa: PLC0415
+
+        run_chat(
+            model,
+            mode,
+            system,
+            device_tokens=device_tokens,
+            host_bytes=host_bytes,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+
+
+def main() -> None:
+    """The entry point `forebay`."""
+    app()

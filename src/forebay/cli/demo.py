@@ -1,0 +1,32 @@
+"""`forebay demo`: see `forebay.demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from forebay.cli.values import parse_modes
+from forebay.demo.run import DemoSettings
+from forebay.demo.show import demonstrate
+from forebay.demo.workload import everyday_workload
+from forebay.engine.models import load_model
+
+
+def run_demo(
+    model: str,
+    out: Path,
+    modes: str,
+    *,
+    device_tokens: int,
+    answer_tokens: int,
+    load_advantage: float,
+) -> int:
+    """Run the demonstration and return its exit status. Raises what `told` tells."""
+    wanted = parse_modes(modes)
+    settings = DemoSettings(
+        device_tokens=device_tokens, answer_tokens=answer_tokens, load_advantage=load_advantage
+    )
+    console = Console()
+    console.print(f"loading {model}", highlight=False)
+    return demonstrate(load_model(model), everyday_workload(), wanted, out, settings, console)

@@ -1,0 +1,51 @@
+"""What goes wrong, told to a user: one readable line instead of a traceback."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import typer
+
+from forebay.errors import LinkTimeoutError, ModelError, RequestError, SettingsError
+
+USAGE_STATUS = 2
+"""Exit status for what the user can put right."""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Warnings become lines of standard error; errors that a user can put right end the command.
+
+    Other errors are bugs and keep their traceback.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = _once()
+        try:
+            yield
+        except (LinkTimeoutError, ModelError, RequestError, SettingsError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(USAGE_STATUS) from error
+
+
+def _once() -> Callable[..., None]:
+    seen: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        _category: type[Warning],
+        _filename: str,
+        _lineno: int,
+        _file: TextIO | None = None,
+        _line: str | None = None,
+    ) -> None:
+        text = str(message)
+        if text not in seen:
+            seen.add(text)
+            print(f"warning: {text}", file=sys.stderr)
+
+    return show

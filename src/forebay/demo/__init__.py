@@ -1,0 +1,1 @@
+"""The demonstration: conversations of several users over one engine, in several modes."""

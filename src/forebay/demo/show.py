@@ -1,0 +1,102 @@
+"""The whole demonstration: model, link, every mode from cold, table, verdict, files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from forebay.core.modes import Mode
+from forebay.demo.report import NAMES, judge, table, write_timelines
+from forebay.demo.run import DemoSettings, ModeResult, run_mode, throttled_link
+from forebay.demo.workload import Script, Turn, Workload
+from forebay.engine.models import LoadedModel
+
+_PICTURE_S = 6.0
+_PLAIN_EVERY = 6
+
+
+def demonstrate(
+    loaded: LoadedModel,
+    workload: Workload,
+    modes: Sequence[Mode],
+    out: Path,
+    settings: DemoSettings,
+    console: Console,
+) -> int:
+    """Run `modes` over `workload` and say what came out. Returns the exit status.
+
+    Writes timelines into `out`, which is made. Raises what an engine raises for settings or
+    prompts that cannot work.
+    """
+    link_bytes_per_s, prefill = throttled_link(loaded, settings)
+    console.print(_about_link(link_bytes_per_s, prefill, settings), soft_wrap=True)
+    script = Script(loaded.tokenizer, workload)
+    results = [
+        _watched(loaded, mode, script, settings, link_bytes_per_s, console) for mode in modes
+    ]
+    console.print(table(results))
+    verdict = judge(results)
+    for line in verdict.lines(lambda token: repr(loaded.tokenizer.decode([token]))):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    for line in write_timelines(results, out, _PICTURE_S):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    return verdict.exit_status
+
+
+def _about_link(link_bytes_per_s: float, prefill: float, settings: DemoSettings) -> str:
+    return (
+        f"This machine computes {prefill:,.0f} prompt tokens/s. The link between host and device "
+        f"memory is throttled to {link_bytes_per_s / 1e6:,.0f} MB/s, so that a load is "
+        f"{settings.load_advantage:g} times faster than computing the same tokens: it stands in "
+        "for a GPU's ratio of compute to copy. No time below says what a GPU would need."
+    )
+
+
+def _watched(
+    loaded: LoadedModel,
+    mode: Mode,
+    script: Script,
+    settings: DemoSettings,
+    link_bytes_per_s: float,
+    console: Console,
+) -> ModeResult:
+    console.print(f"\n[bold]{mode.value} {NAMES[mode]}[/bold]")
+    with _progress(console, script.workload.turns) as answered:
+        return run_mode(
+            loaded,
+            mode,
+            script,
+            settings,
+            link_bytes_per_s,
+            started=lambda line: console.print(line, soft_wrap=True, highlight=False),
+            answered=answered,
+        )
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[Turn], None]]:
+    """A bar on a terminal; elsewhere a line now and then. Yields what to tell of every answer."""
+    if not console.is_terminal:
+        yield _plainly(console, total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=4) as bar:
+        task = bar.add_task("answers", total=total)
+        yield lambda _: bar.advance(task)
+
+
+def _plainly(console: Console, total: int) -> Callable[[Turn], None]:
+    began_s, done = time.monotonic(), 0
+
+    def answered(_: Turn) -> None:
+        nonlocal done
+        done += 1
+        if done % _PLAIN_EVERY == 0 or done == total:
+            console.print(f"  {done} of {total} answers, {time.monotonic() - began_s:.0f} s")
+
+    return answered
