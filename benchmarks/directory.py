@@ -20,6 +20,7 @@ from report import Figure, Goal, arguments, finish, median_figure
 
 from forebay.core.device import LeaseKind
 from forebay.core.directory import Directory, Session
+from forebay.core.order import EvictionOrder
 from forebay.core.store import Store
 
 GOALS = {
@@ -211,61 +212,113 @@ def arrivals(rng: random.Random) -> list[tuple[int, int, int]]:
     return order
 
 
-class Requests:
-    """Requests of the mix upon a store that holds a fifth of the blocks they compute.
+class Mix:
+    """Requests of the mix upon what holds a fifth of the blocks they compute.
 
     600 conversations are under way at a time; the next turn is that of any of them. Each request
-    matches its history, leases what is cached, computes and publishes the rest, and releases all.
-    What has to make room is lost, since nothing is saved.
+    matches its history, leases what is cached, publishes the rest, and releases all. What has to
+    make room is lost, since nothing is saved.
     """
 
     def __init__(self) -> None:
-        self.store = Store(KEY_BYTES, CACHED_BLOCKS, host_slots=1)
         self.order = arrivals(random.Random(5))
-        self.cached = self.asked = 0
+        self.cached = self.asked = self.evicted = 0
 
-    def serve(self, keys: bytes) -> None:
-        """One request from its match to its release."""
-        store = self.store
-        match = store.match(TENANT, keys)
-        found = match.ids
-        store.touch(found, LeaseKind.HARD)
-        missing = len(keys) // KEY_BYTES - len(found)
-        own = store.compute(missing, protected=True)
-        if own is None:
-            raise RuntimeError("the cache is smaller than one request")
-        store.publish(TENANT, keys, len(found), own, match.session)
-        store.release(np.concatenate([found, own]), LeaseKind.HARD)
-        self.cached += len(found)
-        self.asked += len(found) + missing
+    def serve(self, keys: bytes) -> int:
+        """One request from its match to its release; the blocks it found."""
+        raise TypeError("a mix serves from something: use one of its children")
 
-    def rates(self) -> list[float]:
-        """Requests per second of CPU, round by round, from when the store is full."""
+    def figure(self, name: str) -> Figure:
+        """Requests per second of CPU, round by round, from when all room is taken."""
         rates: list[float] = []
         for chosen in np.array_split(np.arange(len(self.order)), 2 * ROUNDS):
-            full = self.store.counters.evicted > 0
+            full = self.evicted > 0
             turns = [self.order[index] for index in chosen]
             prompts = [history(system, talk, turn * TURN_BLOCKS) for system, talk, turn in turns]
             begin = time.process_time()
             for keys in prompts:
-                self.serve(keys)
+                self.cached += self.serve(keys)
             if full:
                 rates.append(len(prompts) / (time.process_time() - begin))
-        return rates
+            self.asked += sum(map(len, prompts)) // KEY_BYTES
+        settings = {
+            "blocks_computed": self.asked - self.cached,
+            "blocks_held": CACHED_BLOCKS,
+            "evicted": self.evicted,
+            "mean_prompt_blocks": self.asked / len(self.order),
+            "cached_share": self.cached / self.asked,
+        }
+        return median_figure(name, rates, "1/s", settings)
+
+
+class DirectoryMix(Mix):
+    """The directory, the eviction order and lease counts by block; no slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = CACHED_BLOCKS + 2 * SYSTEMS * TURNS * TURN_BLOCKS
+        self.directory = Directory(KEY_BYTES)
+        self.order_of = EvictionOrder(blocks)
+        self.leases = np.zeros(blocks, np.int32)
+        self.idle = np.zeros(blocks, np.bool_)
+        self.free = np.arange(blocks, dtype=np.int32)
+        self.free_count = blocks
+
+    def serve(self, keys: bytes) -> int:
+        match = self.directory.match(TENANT, keys)
+        found = match.ids
+        self.order_of.discard(found)
+        self.leases.put(found, self.leases.take(found) + 1)
+        missing = len(keys) // KEY_BYTES - len(found)
+        if len(self.directory) + missing > CACHED_BLOCKS:
+            self.evict(len(self.directory) + missing - CACHED_BLOCKS)
+        self.free_count -= missing
+        own = self.free[self.free_count : self.free_count + missing].copy()
+        self.leases.put(own, 1)
+        self.directory.insert(TENANT, keys, len(found), own, match.session)
+        path = np.concatenate([found, own])
+        left = self.leases.take(path) - 1
+        self.leases.put(path, left)
+        self.order_of.append(path[left == 0], 0)
+        return len(found)
+
+    def evict(self, count: int) -> None:
+        """Give up the `count` blocks that were released longest ago, leaves first."""
+        victims = self.order_of.pop(count, 0, self.idle)
+        if not self.directory.remove_leaves(victims).all():
+            raise RuntimeError("the eviction order gave up a block before its children")
+        self.free[self.free_count : self.free_count + count] = victims
+        self.free_count += count
+        self.evicted += count
+
+
+class StoreMix(Mix):
+    """The whole store: slots, their states and stamps, and block ids as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = Store(KEY_BYTES, CACHED_BLOCKS, host_slots=1)
+
+    def serve(self, keys: bytes) -> int:
+        store = self.store
+        match = store.match(TENANT, keys)
+        found = match.ids
+        store.touch(found, LeaseKind.HARD)
+        own = store.compute(len(keys) // KEY_BYTES - len(found), protected=True)
+        if own is None:
+            raise RuntimeError("the cache is smaller than one request")
+        store.publish(TENANT, keys, len(found), own, match.session)
+        store.release(np.concatenate([found, own]), LeaseKind.HARD)
+        self.evicted = store.counters.evicted
+        return len(found)
 
 
 def request_figures() -> list[Figure]:
-    """Whole requests through directory, leases and eviction."""
-    requests = Requests()
-    rates = requests.rates()
-    settings = {
-        "blocks_computed": requests.asked - requests.cached,
-        "blocks_held": CACHED_BLOCKS,
-        "evicted": requests.store.counters.evicted,
-        "mean_prompt_blocks": requests.asked / len(requests.order),
-        "cached_share": requests.cached / requests.asked,
-    }
-    return [median_figure("directory_requests_per_s", rates, "1/s", settings)]
+    """Whole requests: through the directory with leases and eviction, and through the store."""
+    return [
+        DirectoryMix().figure("directory_requests_per_s"),
+        StoreMix().figure("store_requests_per_s"),
+    ]
 
 
 def full_of_leaves(leaves: int) -> Store:

@@ -1,8 +1,9 @@
 """What one event costs the planner: 256 requests waiting, a million blocks cached.
 
-Every event (an arrival, the end of transfers, a step, the end of a request, an abort) is followed by
-one `Cache.poll`, which takes in reports, plans and flushes saves; the figure is the CPU time of the
-event and that poll together, garbage collection included. The mover is instant: it moves nothing.
+Every event (an arrival, the end of transfers, a step, the end of a request, an abort) is followed
+by one `Cache.poll`, which takes in reports, plans and flushes saves; the figure is the CPU time of
+the event and that poll together, garbage collection included. The mover is instant: it moves
+nothing.
 """
 
 from __future__ import annotations
