@@ -13,7 +13,8 @@ from talker import small_talk
 from forebay.core.ledger import Source
 from forebay.core.modes import Mode
 from forebay.demo.report import judge
-from forebay.demo.run import DemoSettings, ModeResult, run_mode, throttled_link
+from forebay.demo.run import ModeResult, run_mode, throttled_link
+from forebay.demo.settings import DemoSettings
 from forebay.demo.show import demonstrate
 from forebay.demo.workload import Script, Turn
 from forebay.engine.models import LoadedModel

@@ -11,6 +11,10 @@ from typing import Annotated
 import typer
 
 from forebay.cli.told import told
+from forebay.demo.settings import DemoSettings
+from forebay.engine.settings import EngineSettings
+
+_DEMO, _ENGINE = DemoSettings(), EngineSettings()
 
 app = typer.Typer(
     help="Look-ahead KV-cache prefetching for LLM serving.",
@@ -54,8 +58,10 @@ def demo(
     modes: Annotated[
         str, typer.Option(help="Modes, the reference for answers first: b0, b1, b3, b4.")
     ] = "b0,b1,b4",
-    device_tokens: _DeviceTokens = 2560,
-    answer_tokens: Annotated[int, typer.Option(help="Mean length of an answer.")] = 16,
+    device_tokens: _DeviceTokens = _DEMO.device_tokens,
+    answer_tokens: Annotated[
+        int, typer.Option(help="Mean length of an answer.")
+    ] = _DEMO.answer_tokens,
     load_advantage: Annotated[
         float, typer.Option(help="How much faster a load is than computing the same tokens.")
     ] = 8.0,
@@ -82,7 +88,7 @@ def demo(
 def chat(
     model: _Model = "smollm2",
     mode: Annotated[str, typer.Option(help="b0, b1, b3 or b4.")] = "b4",
-    device_tokens: _DeviceTokens = 8192,
+    device_tokens: _DeviceTokens = _ENGINE.device_tokens,
     host_bytes: Annotated[
         str, typer.Option(help="Size of the host pool: 1GiB, 512MiB, 2GB or bytes.")
     ] = "1GiB",

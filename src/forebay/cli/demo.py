@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from forebay.cli.values import parse_modes
-from forebay.demo.run import DemoSettings
+from forebay.demo.settings import DemoSettings
 from forebay.demo.show import demonstrate
 from forebay.demo.workload import everyday_workload
 from forebay.engine.models import load_model

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from forebay.core.modes import Mode
 from forebay.demo.report import NAMES, judge, table, write_timelines
-from forebay.demo.run import DemoSettings, ModeResult, run_mode, throttled_link
+from forebay.demo.run import ModeResult, run_mode, throttled_link
+from forebay.demo.settings import DemoSettings
 from forebay.demo.workload import Script, Turn, Workload
 from forebay.engine.models import LoadedModel
 
@@ -53,7 +54,8 @@ def _about_link(link_bytes_per_s: float, prefill: float, settings: DemoSettings)
         f"This machine computes {prefill:,.0f} prompt tokens/s. The link between host and device "
         f"memory is throttled to {link_bytes_per_s / 1e6:,.0f} MB/s, so that a load is "
         f"{settings.load_advantage:g} times faster than computing the same tokens: it stands in "
-        "for a GPU's ratio of compute to copy. No time below says what a GPU would need."
+        "for a GPU's ratio of compute to copy (6 to 10 for a model of 8 billion weights on an "
+        "H200). No time below says what a GPU would need."
     )
 
 
