@@ -51,7 +51,7 @@ $(STAMPS)/build-tools: constraints.txt $(STAMPS)/environment
 
 # Editable, without the extension: `native` builds that in place, a file at a time.
 $(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/build-tools
-	$(INSTALL) --no-build-isolation --editable '.[engine,dev]' \
+	$(INSTALL) --no-build-isolation --editable '.[server,dev]' \
 		--config-settings=editable.mode=inplace --config-settings=wheel.cmake=false
 	@touch $@
 

@@ -108,11 +108,18 @@ def encode(tokenizer: Any, text: str) -> NDArray[np.int64]:
     return np.asarray(tokenizer(text)["input_ids"], dtype=np.int64)
 
 
-def chat_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int64]:
+def chat_prompt(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> NDArray[np.int64]:
     """The tokens, int64, of a conversation by the tokenizer's own template, ready for the answer.
 
-    Each message has `role` and `content`. Raises ModelError if there is no template, RequestError
-    if the template refuses the messages.
+    Each message has `role` and `content`. `tools` are functions that the model may call, `options`
+    more variables of the template. Raises ModelError if there is no template, RequestError if the
+    template refuses the messages.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise ModelError(
@@ -124,7 +131,11 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> NDArra
             raise RequestError(f"a message needs role and content, not {sorted(message)}")
     try:
         ids = tokenizer.apply_chat_template(
-            [dict(m) for m in messages], add_generation_prompt=True, return_dict=False
+            [dict(m) for m in messages],
+            **(options or {}),
+            tools=[dict(tool) for tool in tools] if tools else None,
+            add_generation_prompt=True,
+            return_dict=False,
         )
     except Exception as error:
         raise RequestError(f"the model's chat template refuses the messages: {error}") from error

@@ -1,0 +1,128 @@
+"""The ASGI application: endpoints, errors in OpenAI's form, and the OpenAPI description."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from forebay.errors import ForebayError
+from forebay.server.access import Access
+from forebay.server.endpoints import Service, routes
+from forebay.server.errors import ApiError, ErrorBody, api_error
+from forebay.server.guard import OPERATOR_PATHS, Guard
+from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
+
+logger = logging.getLogger("forebay.server")
+
+_WIRE = (ChatCompletion, Completion, ErrorBody, ModelList, ModeState, Version)
+_MOST_TOLD = 3
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application over `service`. Its lifespan starts and ends the engine's thread."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.front.start()
+        try:
+            yield
+        finally:
+            await service.front.close()
+            service.prompts.close()
+
+    app = FastAPI(title="Forebay", version=version("forebay"), lifespan=lifespan, redoc_url=None)
+    app.include_router(routes(service))
+    app.add_middleware(Guard, access=Access(service.settings), settings=service.settings)  # pyright: ignore[reportArgumentType]
+    app.add_exception_handler(RequestValidationError, _not_valid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ForebayError, _forebay_error)
+    app.add_exception_handler(Exception, _bug)
+    app.openapi = _Description(app)  # pyright: ignore[reportAttributeAccessIssue]
+    return app
+
+
+class _Description:
+    """The OpenAPI description, made when it is first asked for."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._made: dict[str, Any] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def _make(self) -> dict[str, Any]:
+        app = self._app
+        made = get_openapi(
+            title=app.title,
+            version=app.version,
+            description="An OpenAI-compatible server with look-ahead KV-cache prefetching.",
+            routes=app.routes,
+        )
+        components = made.setdefault("components", {})
+        _, schemas = msgspec.json.schema_components(
+            _WIRE, ref_template="#/components/schemas/{name}"
+        )
+        components.setdefault("schemas", {}).update(schemas)
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, operations in made["paths"].items():
+            for operation in operations.values():
+                # Errors of validation are 400, as OpenAI's.
+                operation["responses"].pop("422", None)
+                if path.startswith("/v1/") or path in OPERATOR_PATHS:
+                    operation["security"] = [{"key": []}, {}]
+        return made
+
+
+def _told(error: ApiError) -> Response:
+    response = Response(error.body, status_code=error.status)
+    response.raw_headers = list(error.headers)
+    return response
+
+
+async def _not_valid(_: Request, error: Exception) -> Response:
+    """What was wrong with which field, without repeating what was sent."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    told: list[str] = []
+    for one in found[:_MOST_TOLD]:
+        where = ".".join(str(part) for part in one["loc"] if part != "body")[:200]
+        told.append(f"{where}: {one['msg']}" if where else str(one["msg"]))
+    first = found[0]["loc"] if found else ()
+    param = str(first[1]) if len(first) > 1 else None
+    return _told(ApiError(400, "; ".join(told) or "the body is not valid", param=_plain(param)))
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        return await _bug(_, error)
+    response = _told(ApiError(error.status_code, str(error.detail)))
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+async def _forebay_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, ForebayError):
+        return await _bug(_, error)
+    return _told(api_error(error))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    logger.error("a request failed", exc_info=error)
+    return _told(ApiError(500, "the server failed on this request; its log says why"))
+
+
+def _plain(text: str | None) -> str | None:
+    return None if text is None else text.encode(errors="replace").decode()[:200]

@@ -1,0 +1,251 @@
+"""The endpoints: from a checked body to the plan of an answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+
+from forebay.core.modes import policy_of
+from forebay.errors import SettingsError
+from forebay.server.access import Tenant
+from forebay.server.driver import Job
+from forebay.server.errors import ApiError, ErrorBody
+from forebay.server.exchange import Exchange
+from forebay.server.front import Front, State
+from forebay.server.generation import Generation, Plan
+from forebay.server.metrics import Metrics
+from forebay.server.prompts import Prompts
+from forebay.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    ModeRequest,
+)
+from forebay.server.settings import ServerSettings
+from forebay.server.shapes import ChatShape, CompletionShape
+from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
+from forebay.server.wire import Model as ModelCard
+
+# OpenAI's default for plain completions.
+_COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the endpoints work with."""
+
+    front: Front
+    prompts: Prompts
+    metrics: Metrics
+    settings: ServerSettings
+    model_name: str
+    started: int
+
+
+def _answers(kind: type, *errors: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI description of an endpoint's answers."""
+    described: dict[int | str, dict[str, Any]] = {200: _answer("The answer.", kind)}
+    for status in errors:
+        described[status] = _answer("An error.", ErrorBody)
+    return described
+
+
+def _answer(text: str, kind: type) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+_GENERATION_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+
+
+def routes(service: Service) -> APIRouter:
+    """All endpoints over `service`."""
+    router = APIRouter(default_response_class=Response)
+    _add_generation(router, service)
+    _add_information(router, service)
+    _add_operation(router, service)
+    return router
+
+
+def _add_generation(router: APIRouter, service: Service) -> None:
+    @router.post(
+        "/v1/completions",
+        response_class=Response,
+        responses=_answers(Completion, *_GENERATION_ERRORS),
+    )
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a prompt, or several."""
+        _check(body, service)
+        prompts = body.prompts()
+        per_prompt = body.n or 1
+
+        async def jobs(exchange: Exchange) -> list[Job]:
+            rows = [await service.prompts.plain(prompt) for prompt in prompts]
+            longest = body.max_tokens or _COMPLETION_TOKENS
+            return _jobs(exchange, request, body, rows, longest, body.logprobs)
+
+        shape = CompletionShape(
+            service.model_name, body.logprobs is not None, service.prompts.text_of
+        )
+        return _generation(service, body, len(prompts) * per_prompt, jobs, shape)
+
+    @router.post(
+        "/v1/chat/completions",
+        response_class=Response,
+        responses=_answers(ChatCompletion, *_GENERATION_ERRORS),
+    )
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        _check(body, service)
+        room = min(service.front.loaded.context_tokens, service.front.pool_tokens)
+
+        async def jobs(exchange: Exchange) -> list[Job]:
+            row = await service.prompts.chat(body)
+            longest = body.most_tokens or max(1, room - len(row))
+            return _jobs(exchange, request, body, [row], longest, body.alternatives)
+
+        shape = ChatShape(
+            service.model_name,
+            bool(body.logprobs),
+            service.prompts.text_of,
+            tools=body.wants_tools,
+            parallel=body.parallel_tool_calls is not False,
+        )
+        return _generation(service, body, body.n or 1, jobs, shape)
+
+
+def _add_information(router: APIRouter, service: Service) -> None:
+    @router.get("/v1/models", response_class=Response, responses=_answers(ModelList, 401))
+    async def models() -> Response:
+        """The model that is served."""
+        card = ModelCard(service.model_name, service.started, service.front.loaded.context_tokens)
+        return _json(ModelList([card]))
+
+    @router.get("/version", response_class=Response, responses=_answers(Version))
+    async def version_of_server() -> Response:
+        """The version of the server."""
+        return _json(Version(version("forebay")))
+
+    @router.get(
+        "/health",
+        response_class=Response,
+        responses={200: {"description": "It serves."}, 503: _answer("It does not.", ErrorBody)},
+    )
+    async def health() -> Response:
+        """Whether requests are taken: 200, or 503 while starting and ending and after a failure."""
+        if service.front.state is not State.SERVING:
+            raise ApiError(503, f"the server is {service.front.state.value}")
+        return Response()
+
+
+def _add_operation(router: APIRouter, service: Service) -> None:
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={
+            200: {"description": "Metrics.", "content": {"text/plain": {}}},
+            401: _answer("An error.", ErrorBody),
+            403: _answer("An error.", ErrorBody),
+        },
+    )
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text form, for operators."""
+        return Response(
+            service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    @router.post(
+        "/v1/forebay/mode",
+        response_class=Response,
+        responses=_answers(ModeState, 400, 401, 403, 503),
+    )
+    async def set_mode(body: ModeRequest) -> Response:
+        """Change how the cache works while it runs, for operators: b0 switches it off."""
+        try:
+            policy_of(body.mode)
+        except SettingsError as error:
+            raise ApiError(400, str(error), param="mode") from error
+        await service.front.set_mode(body.mode)
+        return _json(ModeState(body.mode.value))
+
+    @router.get(
+        "/v1/forebay/mode", response_class=Response, responses=_answers(ModeState, 401, 403)
+    )
+    async def mode() -> Response:
+        """The mode in use, for operators."""
+        return _json(ModeState(service.front.stats.mode.value))
+
+
+def _check(body: GenerationRequest, service: Service) -> None:
+    body.check_supported()
+    if body.model is not None and body.model != service.model_name:
+        raise ApiError(
+            404,
+            f"the model {body.model!r} is not served here; {service.model_name!r} is",
+            code="model_not_found",
+            param="model",
+        )
+
+
+def _jobs(
+    exchange: Exchange,
+    request: Request,
+    body: GenerationRequest,
+    rows: list[NDArray[Any]],
+    longest: int,
+    logprobs: int | None,
+) -> list[Job]:
+    """The jobs of all answers, in order of their index."""
+    tenant: Tenant = request.scope["state"]["tenant"]
+    per_prompt = body.n or 1
+    params = [body.sampling(longest, choice, logprobs) for choice in range(per_prompt)]
+    return [
+        Job(
+            exchange=exchange,
+            index=row * per_prompt + choice,
+            prompt_ids=rows[row],
+            params=params[choice],
+            salt=tenant.salted(body.cache_salt),
+            session=body.session or "",
+            priority=body.priority or 0,
+            no_cache=bool(body.no_cache),
+            no_save=bool(body.no_save),
+        )
+        for row in range(len(rows))
+        for choice in range(per_prompt)
+    ]
+
+
+def _generation(
+    service: Service, body: GenerationRequest, answers: int, jobs: Any, shape: Any
+) -> Generation:
+    most = service.settings.max_answers
+    if answers > most:
+        raise ApiError(400, f"{answers} answers are more than the {most} of one request", param="n")
+    plan = Plan(
+        answers=answers,
+        per_prompt=body.n or 1,
+        jobs=jobs,
+        shape=shape,
+        stream=bool(body.stream),
+        include_usage=body.include_usage,
+    )
+    return Generation(service.front, plan, service.settings.keep_alive_s)
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def new_service(
+    front: Front, metrics: Metrics, settings: ServerSettings, model_name: str
+) -> Service:
+    """A service that starts now."""
+    return Service(front, Prompts(front.loaded), metrics, settings, model_name, int(time.time()))

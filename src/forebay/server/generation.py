@@ -1,0 +1,157 @@
+"""One generation request from its prompt to its last byte, as an ASGI response.
+
+A task watches for the client's end meanwhile. However the request ends, its answers are handed
+back to the front, which aborts what is still open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from forebay.engine.request import FinishReason
+from forebay.errors import ForebayError
+from forebay.server.driver import Job
+from forebay.server.errors import ApiError, api_error
+from forebay.server.exchange import Exchange, Outcome, Piece
+from forebay.server.front import Front
+from forebay.server.guard import Message, Receive, Scope, Send, refuse
+from forebay.server.shapes import Shape
+from forebay.server.wire import Usage, usage_of
+
+logger = logging.getLogger("forebay.server")
+
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies of nginx's kind collect answers otherwise.
+    (b"x-accel-buffering", b"no"),
+]
+_DONE = b"data: [DONE]\n\n"
+_STILL_HERE = b": still here\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to answer: `jobs` makes the answers' jobs once there is room for them."""
+
+    answers: int
+    per_prompt: int
+    jobs: Callable[[Exchange], Coroutine[Any, Any, list[Job]]]
+    shape: Shape
+    stream: bool
+    include_usage: bool
+
+
+class Generation(Response):
+    """Answers one request. Nothing is sent before the engine has taken it."""
+
+    def __init__(self, front: Front, plan: Plan, keep_alive_s: float) -> None:
+        super().__init__()
+        self._front = front
+        self._plan = plan
+        self._keep_alive_s = keep_alive_s
+        self._outcomes: dict[int, Outcome] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        try:
+            exchange = self._front.admit(self._plan.answers)
+        except ApiError as error:
+            await refuse(error, send)
+            return
+        work = asyncio.ensure_future(self._serve(exchange, send))
+        watch = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            self._front.leave(exchange)
+            work.cancel()
+            watch.cancel()
+
+    async def _serve(self, exchange: Exchange, send: Send) -> None:
+        try:
+            self._front.submit(await self._plan.jobs(exchange))
+            await exchange.accepted()
+            if self._plan.stream:
+                await self._stream(exchange, send)
+            else:
+                await self._whole(exchange, send)
+        except ForebayError as error:
+            await refuse(self._told(error), send)
+
+    async def _whole(self, exchange: Exchange, send: Send) -> None:
+        shape = self._plan.shape
+        while len(self._outcomes) < self._plan.answers:
+            for piece in await exchange.take(self._keep_alive_s):
+                shape.keep(piece)
+                self._note(piece)
+        body = shape.whole(self._usage())
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, exchange: Exchange, send: Send) -> None:
+        plan, shape = self._plan, self._plan.shape
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        opening = shape.opening(plan.answers)
+        if opening:
+            await send(_events(opening))
+        try:
+            while len(self._outcomes) < plan.answers:
+                pieces = await exchange.take(self._keep_alive_s)
+                events = [event for piece in pieces if (event := shape.event(piece)) is not None]
+                if events:
+                    await send(_events(events))
+                elif not pieces:
+                    await send(_part(_STILL_HERE))
+                for piece in pieces:
+                    if piece.outcome is not None:
+                        self._note(piece)
+        except ForebayError as error:
+            await send(_events([self._told(error).body]))
+        else:
+            if plan.include_usage:
+                await send(_events([shape.closing(self._usage())]))
+        await send({"type": "http.response.body", "body": _DONE})
+
+    def _note(self, piece: Piece) -> None:
+        """Take an answer's end. Raises ApiError for one that failed."""
+        outcome = piece.outcome
+        if outcome is None:
+            return
+        if outcome.reason is FinishReason.FAILED:
+            logger.error("an answer failed: %s", outcome.error)
+            raise ApiError(500, "the model failed on this request; the server's log says why")
+        self._outcomes[piece.index] = outcome
+
+    def _usage(self) -> Usage:
+        outcomes = [self._outcomes[index] for index in sorted(self._outcomes)]
+        return usage_of(outcomes, self._plan.per_prompt)
+
+    def _told(self, error: ForebayError) -> ApiError:
+        return api_error(error, self._front.retry_after_s)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _events(bodies: list[bytes]) -> Message:
+    return _part(b"".join([b"data: %b\n\n" % body for body in bodies]))
+
+
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}

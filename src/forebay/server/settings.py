@@ -1,0 +1,77 @@
+"""What an operator sets of the server: where it listens, who may use it, and every bound."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from forebay.config import MIB
+from forebay.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that clients send; a key with `salt` is a tenant whose blocks nobody else meets."""
+
+    key: str = field(repr=False)
+    salt: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.key or not self.key.isascii() or not self.key.isprintable() or " " in self.key:
+            raise SettingsError("an API key is printable ASCII without spaces, and not empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Without `api_keys` everybody may ask; without `operator_key` nobody but a loopback server's
+    clients may see metrics and change the mode.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    # What clients call the model; "": its own name, of a folder the last part.
+    model_name: str = ""
+    api_keys: tuple[ApiKey, ...] = ()
+    operator_key: str | None = field(default=None, repr=False)
+    # A prompt of a million token ids has 8 MB.
+    max_body_bytes: int = 16 * MIB
+    max_header_bytes: int = 64 * 1024
+    # From a connection's first byte to the end of a request's headers, and for its whole body.
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    # Connections at once; more are closed as they come.
+    max_connections: int = 4096
+    # Answers that one HTTP request may ask for: its prompts times n.
+    max_answers: int = 64
+    # A client that takes no byte for so long is gone.
+    client_timeout_s: float = 60.0
+    # Proxies close streams that are silent for a minute.
+    keep_alive_s: float = 15.0
+    # After SIGTERM running answers have so long to end.
+    drain_s: float = 30.0
+    # Conversations whose last match is remembered, a few hundred bytes each.
+    max_sessions: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port is 0 to 65535, not {self.port}")
+        for name in ("max_body_bytes", "max_header_bytes", "max_connections", "max_answers"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in ("header_timeout_s", "body_timeout_s", "client_timeout_s", "keep_alive_s"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.drain_s < 0 or self.max_sessions < 0:
+            raise SettingsError("drain_s and max_sessions are 0 or more")
+        if len({key.key for key in self.api_keys}) < len(self.api_keys):
+            raise SettingsError("an API key is listed twice; one key has one salt")
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine's own clients can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -1,0 +1,252 @@
+"""The two endpoints' forms: pieces of answers to JSON, whole or as events of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from forebay.engine.request import FinishReason
+from forebay.engine.sampler import SampledToken
+from forebay.server.exchange import Piece
+from forebay.server.tools import Call, ToolCallParser
+from forebay.server.wire import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    ChunkChoice,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    FunctionPart,
+    TokenLogprob,
+    ToolCallPart,
+    TopLogprob,
+    Usage,
+)
+
+TokenText = Callable[[int], str]
+_encode = msgspec.json.Encoder().encode
+
+
+class Shape(Protocol):
+    """Turns the pieces of one exchange into bytes of JSON. Keeps what a whole answer needs."""
+
+    def opening(self, answers: int) -> list[bytes]:
+        """Events before the first piece."""
+        ...
+
+    def event(self, piece: Piece) -> bytes | None:
+        """The event of a piece; None if there is nothing to say yet."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """The event with the usage."""
+        ...
+
+    def keep(self, piece: Piece) -> None:
+        """Take a piece of a whole answer."""
+        ...
+
+    def whole(self, usage: Usage) -> bytes:
+        """The whole answer, from what was kept."""
+        ...
+
+
+@dataclass(slots=True)
+class CompletionShape:
+    """/v1/completions."""
+
+    model: str
+    logprobs: bool
+    token_text: TokenText
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    _offsets: dict[int, int] = field(default_factory=dict[int, int])
+    _kept: dict[int, list[Piece]] = field(default_factory=dict[int, list[Piece]])
+
+    def opening(self, answers: int) -> list[bytes]:
+        """Nothing."""
+        return []
+
+    def event(self, piece: Piece) -> bytes | None:
+        """Its text and tokens."""
+        if not (piece.text or piece.tokens or piece.outcome):
+            return None
+        return _encode(self._of([self._choice([piece])]))
+
+    def closing(self, usage: Usage) -> bytes:
+        """An event without choices."""
+        return _encode(self._of([], usage))
+
+    def keep(self, piece: Piece) -> None:
+        """Take a piece of a whole answer."""
+        self._kept.setdefault(piece.index, []).append(piece)
+
+    def whole(self, usage: Usage) -> bytes:
+        """All answers."""
+        return _encode(self._of([self._choice(self._kept[i]) for i in sorted(self._kept)], usage))
+
+    def _of(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
+        if usage is None:
+            return Completion(self.id, self.created, self.model, choices)
+        return Completion(self.id, self.created, self.model, choices, usage=usage)
+
+    def _choice(self, pieces: Sequence[Piece]) -> CompletionChoice:
+        index = pieces[0].index
+        tokens = [token for piece in pieces for token in piece.tokens]
+        return CompletionChoice(
+            index,
+            "".join(piece.text for piece in pieces),
+            self._logprobs(index, tokens) if self.logprobs else None,
+            _reason(pieces[-1]),
+        )
+
+    def _logprobs(self, index: int, tokens: list[SampledToken]) -> CompletionLogprobs:
+        texts = [self.token_text(token.token_id) for token in tokens]
+        offsets: list[int] = []
+        for text in texts:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(text)
+        return CompletionLogprobs(
+            tokens=texts,
+            token_logprobs=[token.logprob or 0.0 for token in tokens],
+            top_logprobs=[
+                {self.token_text(other): logprob for other, logprob in token.alternatives}
+                for token in tokens
+            ],
+            text_offset=offsets,
+        )
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer of a chat as far as it came."""
+
+    parser: ToolCallParser | None
+    text: list[str] = field(default_factory=list[str])
+    calls: list[Call] = field(default_factory=list[Call])
+    tokens: list[SampledToken] = field(default_factory=list[SampledToken])
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class ChatShape:
+    """/v1/chat/completions. `tools`: look for calls; `parallel`: more than one may be made."""
+
+    model: str
+    logprobs: bool
+    token_text: TokenText
+    tools: bool = False
+    parallel: bool = True
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    _answers: dict[int, _Answer] = field(default_factory=dict[int, _Answer])
+
+    def opening(self, answers: int) -> list[bytes]:
+        """The role, once for each answer."""
+        delta = Delta(role="assistant", content="")
+        return [self._chunk([ChunkChoice(index, delta)]) for index in range(answers)]
+
+    def event(self, piece: Piece) -> bytes | None:
+        """Its text, and the calls that it completes."""
+        answer = self._answer(piece.index)
+        text, calls = self._parted(answer, piece)
+        if not (text or calls or piece.tokens or piece.outcome):
+            return None
+        first = len(answer.calls) - len(calls)
+        parts = [_part(call, first + i) for i, call in enumerate(calls)]
+        return self._chunk(
+            [
+                ChunkChoice(
+                    piece.index,
+                    Delta(content=text or msgspec.UNSET, tool_calls=parts or msgspec.UNSET),
+                    self._logprobs(piece.tokens) if self.logprobs else None,
+                    _chat_reason(answer, piece),
+                )
+            ]
+        )
+
+    def closing(self, usage: Usage) -> bytes:
+        """An event without choices."""
+        return _encode(ChatChunk(self.id, self.created, self.model, [], usage=usage))
+
+    def keep(self, piece: Piece) -> None:
+        """Take a piece of a whole answer."""
+        answer = self._answer(piece.index)
+        text, _ = self._parted(answer, piece)
+        answer.text.append(text)
+        answer.tokens.extend(piece.tokens)
+        answer.reason = _chat_reason(answer, piece)
+
+    def whole(self, usage: Usage) -> bytes:
+        """All answers."""
+        choices = [self._choice(index, self._answers[index]) for index in sorted(self._answers)]
+        return _encode(ChatCompletion(self.id, self.created, self.model, choices, usage))
+
+    def _answer(self, index: int) -> _Answer:
+        answer = self._answers.get(index)
+        if answer is None:
+            answer = self._answers[index] = _Answer(ToolCallParser() if self.tools else None)
+        return answer
+
+    def _parted(self, answer: _Answer, piece: Piece) -> tuple[str, list[Call]]:
+        if answer.parser is None:
+            return piece.text, []
+        text, calls = answer.parser.push(piece.text)
+        if piece.outcome is not None:
+            rest, more = answer.parser.finish()
+            text, calls = text + rest, calls + more
+        if not self.parallel:
+            calls = calls[: max(0, 1 - len(answer.calls))]
+        answer.calls.extend(calls)
+        return text, calls
+
+    def _choice(self, index: int, answer: _Answer) -> ChatChoice:
+        text = "".join(answer.text)
+        calls = [_part(call) for call in answer.calls]
+        message = ChatMessage(text, tool_calls=msgspec.UNSET)
+        if calls:
+            message = ChatMessage(text.strip() or None, tool_calls=calls)
+        logprobs = self._logprobs(answer.tokens) if self.logprobs else None
+        return ChatChoice(index, message, logprobs, answer.reason)
+
+    def _chunk(self, choices: list[ChunkChoice]) -> bytes:
+        return _encode(ChatChunk(self.id, self.created, self.model, choices))
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs:
+        return ChatLogprobs(
+            [
+                TokenLogprob(
+                    *self._named(token.token_id, token.logprob or 0.0),
+                    [TopLogprob(*self._named(*other)) for other in token.alternatives],
+                )
+                for token in tokens
+            ]
+        )
+
+    def _named(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        text = self.token_text(token_id)
+        return text, logprob, list(text.encode(errors="replace"))
+
+
+def _part(call: Call, index: int | msgspec.UnsetType = msgspec.UNSET) -> ToolCallPart:
+    return ToolCallPart(call.id, FunctionPart(call.name, call.arguments), index=index)
+
+
+def _reason(piece: Piece) -> str | None:
+    if piece.outcome is None:
+        return None
+    return "length" if piece.outcome.reason is FinishReason.LENGTH else "stop"
+
+
+def _chat_reason(answer: _Answer, piece: Piece) -> str | None:
+    reason = _reason(piece)
+    return "tool_calls" if reason == "stop" and answer.calls else reason
