@@ -69,8 +69,11 @@ class LookAhead:
         )
         plan = make_plan(view, self._rates)
         for bring in plan.bring:
+            entry = self._line[bring.request]
+            # What the plan brought before may have displaced part of its path.
+            self._line.refresh(entry)
             self._loads.cover(
-                self._line[bring.request],
+                entry,
                 bring.blocks,
                 bring.deadline_s,
                 now_s,

@@ -89,6 +89,8 @@ class Loads:
         self.cover(entry, entry.to_load, now_s, now_s, protected=first)
         if first and (entry.here or entry.to_load):
             self.revoke(entry.here + entry.to_load, spare=entry)
+            # The first part may have displaced what lies behind it.
+            self._line.refresh(entry)
             self.cover(entry, entry.to_load, now_s, now_s, protected=True)
 
     def _demand(self, entry: Waiting, now_s: float) -> None:
