@@ -77,6 +77,7 @@ def test_modes():
     ("arguments", "said"),
     [
         (("demo", "--modes", "b0,b2"), "not available"),
+        (("demo", "--out", "/dev/null/out"), "/dev/null/out cannot be made"),
         (("demo", "--load-advantage", "0"), "load_advantage must be positive"),
         (("demo", "--model", "/no/such/folder"), "/no/such/folder"),
         (("chat", "--model", "/no/such/folder"), "/no/such/folder"),

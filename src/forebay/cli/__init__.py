@@ -116,6 +116,74 @@ def chat(
         )
 
 
+@app.command()
+def serve(
+    model: _Model = "smollm2",
+    mode: Annotated[str, typer.Option(help="b0, b1, b3 or b4.")] = _ENGINE.mode.value,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        str, typer.Option(help="What clients call the model; its own name if left out.")
+    ] = "",
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="FOREBAY_API_KEY", help="A key that clients must send; repeatable."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys, one a line, each followed by its tenant's salt.")
+    ] = None,
+    operator_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOREBAY_OPERATOR_KEY",
+            help="Key for metrics and the mode; not needed on loopback.",
+        ),
+    ] = None,
+    device_tokens: _DeviceTokens = _ENGINE.device_tokens,
+    host_bytes: Annotated[
+        str, typer.Option(help="Size of the host pool: 1GiB, 512MiB, 2GB or bytes.")
+    ] = "1GiB",
+    min_load_tokens: Annotated[
+        int, typer.Option(help="Shorter prefixes are computed and not loaded.")
+    ] = _ENGINE.min_load_tokens,
+    max_running: Annotated[
+        int, typer.Option(help="Answers in a step.")
+    ] = _ENGINE.batch.max_running,
+    max_waiting: Annotated[
+        int, typer.Option(help="Answers that may wait; more are refused with 429.")
+    ] = _ENGINE.batch.max_waiting,
+    step_tokens: Annotated[
+        int, typer.Option(help="Tokens that a step may compute.")
+    ] = _ENGINE.batch.step_tokens,
+    drain_s: Annotated[
+        float, typer.Option(help="After SIGTERM, answers have so many seconds to end.")
+    ] = 30.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve a model over HTTP, with OpenAI's interface, until SIGTERM."""
+    with told():
+        from forebay.cli.serve import run_serve  # noqa: PLC0415
+
+        run_serve(
+            model,
+            mode,
+            host=host,
+            port=port,
+            served_model_name=served_model_name,
+            api_keys=api_key or [],
+            api_key_file=api_key_file,
+            operator_key=operator_key,
+            device_tokens=device_tokens,
+            host_bytes=host_bytes,
+            min_load_tokens=min_load_tokens,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            step_tokens=step_tokens,
+            drain_s=drain_s,
+            log_level=log_level,
+        )
+
+
 def main() -> None:
     """The entry point `forebay`."""
     app()

@@ -11,6 +11,7 @@ from forebay.demo.settings import DemoSettings
 from forebay.demo.show import demonstrate
 from forebay.demo.workload import everyday_workload
 from forebay.engine.models import load_model
+from forebay.errors import SettingsError
 
 
 def run_demo(
@@ -27,6 +28,15 @@ def run_demo(
     settings = DemoSettings(
         device_tokens=device_tokens, answer_tokens=answer_tokens, load_advantage=load_advantage
     )
+    _make(out)
     console = Console()
     console.print(f"loading {model}", highlight=False)
     return demonstrate(load_model(model), everyday_workload(), wanted, out, settings, console)
+
+
+def _make(folder: Path) -> None:
+    """Now, not after minutes of work for nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{folder} cannot be made: {error}; give another --out") from error

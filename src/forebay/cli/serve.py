@@ -1,0 +1,88 @@
+"""`forebay serve`: see `forebay.server`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from forebay.cli.values import parse_mode, parse_size
+from forebay.config import BatchSettings
+from forebay.engine.engine import Engine
+from forebay.engine.models import load_model
+from forebay.engine.settings import EngineSettings
+from forebay.errors import SettingsError
+from forebay.server.run import Server
+from forebay.server.settings import ApiKey, ServerSettings
+
+
+def run_serve(
+    model: str,
+    mode: str,
+    *,
+    host: str,
+    port: int,
+    served_model_name: str,
+    api_keys: list[str],
+    api_key_file: Path | None,
+    operator_key: str | None,
+    device_tokens: int,
+    host_bytes: str,
+    min_load_tokens: int,
+    max_running: int,
+    max_waiting: int,
+    step_tokens: int,
+    drain_s: float,
+    log_level: str,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises what `told` tells."""
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        raise SettingsError(f"{log_level!r} is no log level; info and debug are")
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    keys = [ApiKey(key) for key in api_keys]
+    if api_key_file is not None:
+        keys += _read_keys(api_key_file)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        model_name=served_model_name,
+        api_keys=tuple(keys),
+        operator_key=operator_key,
+        drain_s=drain_s,
+    )
+    batch = BatchSettings(max_running=max_running, max_waiting=max_waiting, step_tokens=step_tokens)
+    engine_settings = EngineSettings(
+        device_tokens=device_tokens,
+        host_bytes=parse_size(host_bytes),
+        mode=parse_mode(mode),
+        min_load_tokens=min_load_tokens,
+        batch=batch,
+    )
+    engine = Engine(load_model(model), engine_settings)
+    try:
+        server = Server(engine, settings)
+    except SettingsError:
+        engine.close()
+        raise
+    print(engine.startup_line)
+    if not settings.api_keys and not settings.on_loopback:
+        logging.getLogger("forebay.server").warning(
+            "no API key is set and the network can reach this server: everybody may use it"
+        )
+    print(f"serving on {server.url}/v1, described at {server.url}/docs", flush=True)
+    server.run()
+
+
+def _read_keys(file: Path) -> list[ApiKey]:
+    """One key a line, then, after a space, the salt of the tenant that it belongs to."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the keys in {file} cannot be read: {error}") from error
+    keys: list[ApiKey] = []
+    for line in lines:
+        key, _, salt = line.strip().partition(" ")
+        if key and not key.startswith("#"):
+            keys.append(ApiKey(key, salt.strip() or None))
+    if not keys:
+        raise SettingsError(f"{file} has no key; write one a line, or leave the option out")
+    return keys
