@@ -163,9 +163,12 @@ class Store:
         self.device.wrote(blocks, step)
 
     def unpublish(self, block: int) -> None:
-        """`block` is lost or was never right: it and all that builds on it are not matched
-        again.
+        """`block` is lost or was never right: it and all that builds on it are not matched again.
+
+        Does nothing where that is so already: what it builds on may have been lost before.
         """
+        if not self._published[block]:
+            return
         self._remove(self.directory.remove_subtree(block))
 
     # -- loads ---------------------------------------------------------------------------------
