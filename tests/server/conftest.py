@@ -48,8 +48,7 @@ def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
     )
 
 
-@pytest.fixture(scope="session")
-def tiny() -> LoadedModel:
+def tiny_model() -> LoadedModel:
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
         vocab_size=259,
@@ -66,6 +65,11 @@ def tiny() -> LoadedModel:
     )
     model = transformers.LlamaForCausalLM(config)
     return adopt_model(model, byte_tokenizer(), name="tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LoadedModel:
+    return tiny_model()
 
 
 class Served:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from forebay.errors import ForebayError
+from forebay.server.about import installed_version
 from forebay.server.access import Access
 from forebay.server.endpoints import Service, routes
 from forebay.server.errors import ApiError, ErrorBody, api_error
@@ -40,7 +40,7 @@ def make_app(service: Service) -> FastAPI:
             await service.front.close()
             service.prompts.close()
 
-    app = FastAPI(title="Forebay", version=version("forebay"), lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="Forebay", version=installed_version(), lifespan=lifespan, redoc_url=None)
     app.include_router(routes(service))
     app.add_middleware(Guard, access=Access(service.settings), settings=service.settings)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(RequestValidationError, _not_valid)

@@ -182,7 +182,7 @@ class EngineThread:
                 del self._jobs[request_id]
                 self._engine.abort(request_id)
                 self._remember(request, job)
-                outcome = self._outcome(request)
+                outcome = self._outcome(request, FinishReason.ABORTED)
                 self._events.append(partial(self._ended, outcome))
                 self._events.append(partial(exchange.push, Piece(job.index, "", (), outcome)))
         self._events.append(then)
@@ -206,7 +206,7 @@ class EngineThread:
         if delta.finished is not None:
             del self._jobs[delta.request_id]
             self._remember(request, job)
-            outcome = self._outcome(request)
+            outcome = self._outcome(request, delta.finished)
             self._events.append(partial(self._ended, outcome))
         tokens = delta.tokens if job.params.logprobs is not None else ()
         piece = Piece(job.index, delta.text, tokens, outcome)
@@ -221,13 +221,13 @@ class EngineThread:
         while len(self._sessions) > self._max_sessions:
             self._sessions.popitem(last=False)
 
-    def _outcome(self, request: EngineRequest) -> Outcome:
+    def _outcome(self, request: EngineRequest, reason: FinishReason) -> Outcome:
         timing, pool = request.timing, self._engine.pool
         ended_s = timing.arrival_s if timing.finished_s is None else timing.finished_s
         started_s = ended_s if timing.started_s is None else timing.started_s
         first_s = timing.first_token_s
         return Outcome(
-            reason=request.finished or FinishReason.ABORTED,
+            reason=reason,
             error=request.error,
             prompt_tokens=len(request.prompt_ids),
             answer_tokens=len(request.drawn),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from forebay.core.modes import policy_of
 from forebay.errors import SettingsError
+from forebay.server.about import installed_version
 from forebay.server.access import Tenant
 from forebay.server.driver import Job
 from forebay.server.errors import ApiError, ErrorBody
@@ -131,7 +131,7 @@ def _add_information(router: APIRouter, service: Service) -> None:
     @router.get("/version", response_class=Response, responses=_answers(Version))
     async def version_of_server() -> Response:
         """The version of the server."""
-        return _json(Version(version("forebay")))
+        return _json(Version(installed_version()))
 
     @router.get(
         "/health",

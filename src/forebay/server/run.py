@@ -126,10 +126,6 @@ def _protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
                 logger.warning("a request's headers exceed %s bytes", most_bytes)
                 self.send_400_response("The headers are too large.")
 
-        def on_message_begin(self) -> None:
-            self._in_headers, self._header_bytes = True, 0
-            super().on_message_begin()
-
         def on_headers_complete(self) -> None:
             self._in_headers = False
             self._end_deadline()
