@@ -23,7 +23,7 @@ FRAMEWORKS = (
     "matplotlib",
     "vllm",
 )
-USERS = {"engine", "server", "replay", "integrations", "cli.py", "demo.py", "demo"}
+USERS = {"engine", "server", "replay", "integrations", "cli", "demo"}
 PICTURE = "timeline_picture.py"
 LONGEST_FILE = 420
 

@@ -20,9 +20,10 @@ from forebay.config import BatchSettings
 from forebay.core.modes import Mode
 from forebay.core.slots import SlotState
 from forebay.engine.attention import PAGED
-from forebay.engine.engine import Engine, StepRecord
+from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel
 from forebay.engine.pool import KVPool
+from forebay.engine.record import StepRecord
 from forebay.engine.request import EngineRequest
 from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.sampler import SamplingParams
@@ -153,7 +154,15 @@ class Rig:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the engine and let go of what refers to itself: no collection need find it."""
         self.engine.close()
+        self.recorder.before_step.clear()
+        for part in (self.engine.runner, self.engine.mover, self.cache):
+            for name in ("forward", "submit", "poll"):
+                part.__dict__.pop(name, None)
 
     def _poison(self, chunks: Sequence[Chunk]) -> None:
         store, pool = self.cache._store, self.engine.pool

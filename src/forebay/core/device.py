@@ -120,8 +120,13 @@ class OwnDevicePool:
         self._order.append(blocks, _ORDINARY)
 
     def protect(self, blocks: Ids) -> None:
-        self._wanted.put(blocks, self._wanted.take(blocks) + 1)
-        self._order.append(blocks[self._order.contains(blocks)], _PROTECTED)
+        before = self._wanted.take(blocks)
+        self._wanted.put(blocks, before + 1)
+        # Requests come in order of arrival: what only the latest wants is given up first of all
+        # that is protected, and what the next in line wants keeps its place behind it.
+        fresh = blocks[(before == 0) & self._order.contains(blocks)]
+        self._order.discard(fresh)
+        self._order.prepend(fresh[::-1].copy(), _PROTECTED)
 
     def unprotect(self, blocks: Ids) -> None:
         left = self._wanted.take(blocks) - 1

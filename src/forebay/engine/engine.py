@@ -11,12 +11,9 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from forebay.cache import Cache
 from forebay.core.batch import Batch, Batcher, Work
@@ -26,6 +23,7 @@ from forebay.core.requests import NotYet, Ticket
 from forebay.engine.models import LoadedModel, load_model
 from forebay.engine.pool import KVPool
 from forebay.engine.prompt import Prompt, check_length, prompt_tokens
+from forebay.engine.record import StepRecord
 from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing
 from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.sampler import SampledToken, SamplingParams, sample
@@ -45,20 +43,6 @@ from forebay.transfer.pool import Pool
 _IDLE_WAIT_S = 0.05
 
 _TOO_SMALL = "copies that never ended took so many slots out of use that it fits no more: restart"
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step as it ran: per request its tokens, their start, its blocks' serials, the next token.
-
-    A serial names a block's content for good, so that the schedule can be run again elsewhere.
-    """
-
-    request_ids: tuple[int, ...]
-    starts: tuple[int, ...]
-    token_ids: tuple[NDArray[np.int64], ...]
-    serials: tuple[NDArray[np.int64], ...]
-    drawn: tuple[SampledToken | None, ...]
 
 
 class Engine:
