@@ -245,21 +245,21 @@ def test_a_planted_fault_is_seen(
     harm(checked)
     with pytest.raises(CorruptBlockError, match="differs from what its step wrote"):
         checked.ask_again()
-    checked.rig.engine.close()
+    checked.rig.close()
     judged = Fault(tiny_model("llama"), check_blocks=False)
     harm(judged)
     judged.ask_again()
     difference = replay_difference(judged.loaded, judged.rig.recorder, BLOCK_TOKENS)
     assert difference is not None
     assert "requests [5]" in difference
-    judged.rig.engine.close()
+    judged.rig.close()
 
 
 def test_the_same_without_a_fault(tiny_model: Callable[[str], LoadedModel]) -> None:
     fault = Fault(tiny_model("llama"), check_blocks=True)
     fault.ask_again()
     assert replay_difference(fault.loaded, fault.rig.recorder, BLOCK_TOKENS) is None
-    fault.rig.engine.close()
+    fault.rig.close()
 
 
 def test_recompute_sees_another_token(tiny_model: Callable[[str], LoadedModel]) -> None:
