@@ -7,11 +7,12 @@
 #   make format   ruff's layout and fixes
 #   make clean    what was built; the environment stays
 #   Settings: PYTHON (interpreter for the environment), VENV (its folder), JOBS (compilers at
-#   once), ARGS (more arguments for demo, pytest and test)
+#   once), WORKERS (processes for test), ARGS (more arguments for demo, pytest and test)
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+WORKERS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -86,8 +87,9 @@ contracts: setup
 pytest: setup
 	$(BIN)/python -m pytest $(ARGS)
 
+# A file's tests stay together: what one of them sets up, the next one uses.
 test: lint types contracts
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 demo: setup
 	$(BIN)/forebay demo $(ARGS)
