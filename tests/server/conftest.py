@@ -77,8 +77,12 @@ class Served:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.engine: Any = server.front._thread._engine
+        self._thread = server.front._thread
         self.thread = threading.Thread(target=server.run, daemon=True)
+
+    @property
+    def engine(self) -> Any:
+        return self._thread._engine
 
     @property
     def url(self) -> str:

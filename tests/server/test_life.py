@@ -98,7 +98,7 @@ def test_an_exchange_that_is_not_read_keeps_text_not_events():
     for step in range(10_000):
         exchange.push(Piece(step % 2, "ab"[step % 2]))
         assert len(exchange._pieces) <= 256
-    pieces = asyncio.run(exchange.take(1.0))
+    pieces = asyncio.run(exchange.take())
     for index in range(2):
         text = "".join(piece.text for piece in pieces if piece.index == index)
         assert text == "ab"[index] * 5000

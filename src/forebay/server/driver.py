@@ -209,6 +209,8 @@ class EngineThread:
             outcome = self._outcome(request, delta.finished)
             self._events.append(partial(self._ended, outcome))
         tokens = delta.tokens if job.params.logprobs is not None else ()
+        if not (delta.text or tokens or outcome):
+            return
         piece = Piece(job.index, delta.text, tokens, outcome)
         self._events.append(partial(job.exchange.push, piece))
 
@@ -255,3 +257,7 @@ class EngineThread:
             self._engine.close()
         except (ForebayError, OSError, RuntimeError):
             logger.exception("the engine did not close cleanly")
+        # The web framework keeps endpoints for ever, and through them this: not the pools too.
+        self._jobs.clear()
+        self._sessions.clear()
+        del self._engine

@@ -237,7 +237,7 @@ def _generation(
         stream=bool(body.stream),
         include_usage=body.include_usage,
     )
-    return Generation(service.front, plan, service.settings.keep_alive_s)
+    return Generation(service.front, plan)
 
 
 def _json(value: msgspec.Struct) -> Response:

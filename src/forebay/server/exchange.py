@@ -60,6 +60,7 @@ class Exchange:
         self.error: ForebayError | None = None
         self._pieces: list[Piece] = []
         self._accepted = False
+        self._quiet = False
         self._waiter: asyncio.Future[None] | None = None
 
     # -- what the engine's side says -------------------------------------------------------------
@@ -75,6 +76,7 @@ class Exchange:
             return
         if piece.outcome is not None:
             self.open.discard(piece.index)
+        self._quiet = False
         self._pieces.append(piece)
         if len(self._pieces) > _MOST_PIECES:
             self._pieces = _joined(self._pieces)
@@ -95,22 +97,26 @@ class Exchange:
         if self.error is not None:
             raise self.error
 
-    async def take(self, timeout_s: float) -> list[Piece]:
-        """What came since the last call, in order; empty after `timeout_s` without any.
+    async def take(self) -> list[Piece]:
+        """What came since the last call, in order; empty if nothing did for long.
 
         Raises the error that ended the exchange, once everything before it was taken.
         """
         if not self._pieces and self.error is None:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(timeout_s, self._wake)
-            try:
-                await self._wait()
-            finally:
-                timer.cancel()
+            await self._wait()
         pieces, self._pieces = self._pieces, []
         if not pieces and self.error is not None:
             raise self.error
         return pieces
+
+    def tick(self) -> None:
+        """Called now and then: whoever has waited since the last time gets an empty list.
+
+        A timer for each wait would cost more than the rest of it.
+        """
+        if self._quiet and self._accepted:
+            self._wake()
+        self._quiet = True
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

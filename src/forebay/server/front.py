@@ -51,6 +51,8 @@ class Front:
             engine, self._post, metrics.answered, self._died, settings.max_sessions
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._keep_alive_s = settings.keep_alive_s
+        self._ticker: asyncio.TimerHandle | None = None
         self._exchanges: set[Exchange] = set()
         self._reserved: dict[Exchange, int] = {}
         self._open = 0
@@ -64,6 +66,7 @@ class Front:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self.state = State.SERVING
+        self._tick()
 
     def drain(self, within_s: float) -> None:
         """Take nothing new; end what is still open after `within_s`."""
@@ -75,6 +78,8 @@ class Front:
     async def close(self) -> None:
         """End everything and the engine's thread, within a bound."""
         self._end_all(_shut_down())
+        if self._ticker is not None:
+            self._ticker.cancel()
         self._thread.stop()
         if not await asyncio.to_thread(self._thread.join, _JOIN_S):
             logger.error("the engine's thread did not end in %s s", _JOIN_S)
@@ -154,6 +159,11 @@ class Front:
             raise ApiError(503, "the engine did not answer in time; ask again") from error
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        for exchange in self._exchanges:
+            exchange.tick()
+        self._ticker = asyncio.get_running_loop().call_later(self._keep_alive_s, self._tick)
 
     def _require_serving(self) -> None:
         if self.state is State.DEAD:

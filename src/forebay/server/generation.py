@@ -51,11 +51,10 @@ class Plan:
 class Generation(Response):
     """Answers one request. Nothing is sent before the engine has taken it."""
 
-    def __init__(self, front: Front, plan: Plan, keep_alive_s: float) -> None:
+    def __init__(self, front: Front, plan: Plan) -> None:
         super().__init__()
         self._front = front
         self._plan = plan
-        self._keep_alive_s = keep_alive_s
         self._outcomes: dict[int, Outcome] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +89,7 @@ class Generation(Response):
     async def _whole(self, exchange: Exchange, send: Send) -> None:
         shape = self._plan.shape
         while len(self._outcomes) < self._plan.answers:
-            for piece in await exchange.take(self._keep_alive_s):
+            for piece in await exchange.take():
                 shape.keep(piece)
                 self._note(piece)
         body = shape.whole(self._usage())
@@ -109,7 +108,7 @@ class Generation(Response):
             await send(_events(opening))
         try:
             while len(self._outcomes) < plan.answers:
-                pieces = await exchange.take(self._keep_alive_s)
+                pieces = await exchange.take()
                 events = [event for piece in pieces if (event := shape.event(piece)) is not None]
                 if events:
                     await send(_events(events))

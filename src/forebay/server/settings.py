@@ -45,7 +45,7 @@ class ServerSettings:
     max_answers: int = 64
     # A client that takes no byte for so long is gone.
     client_timeout_s: float = 60.0
-    # Proxies close streams that are silent for a minute.
+    # Proxies close streams that are silent for a minute; a comment comes after this or twice this.
     keep_alive_s: float = 15.0
     # After SIGTERM running answers have so long to end.
     drain_s: float = 30.0
