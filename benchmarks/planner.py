@@ -8,6 +8,7 @@ nothing.
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import sys
@@ -109,6 +110,7 @@ class Load:
         self.next_id = 1
         self.running: list[Ticket] = []
         self.cached_blocks = blocks
+        gc.freeze()  # as an engine does once it is up
 
     def _keys(self, seed: int, blocks: int) -> bytes:
         tokens = np.random.default_rng(seed).integers(0, 50_000, blocks * BLOCK_TOKENS)

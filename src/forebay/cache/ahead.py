@@ -15,7 +15,7 @@ from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 
 # Bounds the work of one event; the next event goes on where this one stopped.
-_MOST_BRINGS = 3
+_MOST_BRINGS = 2
 
 
 class LookAhead:

@@ -54,12 +54,13 @@ class WaitingLine:
         return self._line[:count]
 
     def add(self, request: Request) -> Waiting:
-        """Put a request in its place; it is matched when it is first looked at."""
+        """Put a request in its place and match it: from now on what it wants is protected."""
         usable = 0 if request.no_cache else (request.tokens - 1) // self._block_tokens
         entry = Waiting(request, usable, session=request.session)
         bisect.insort(self._line, entry, key=_order)
         self._by_id[request.id] = entry
         self._ends.setdefault(self._end_of(entry), set()).add(request.id)
+        self.refresh(entry)
         return entry
 
     def remove(self, entry: Waiting) -> None:
