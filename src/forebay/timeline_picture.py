@@ -74,7 +74,7 @@ _ROW_IN = 0.27
 _OCCUPANCY_IN = 0.85
 _MOST_REQUEST_ROWS = 14
 _PIXELS = 1400  # of the time axis, at the usual resolution: what is nearer than one is one bar
-_LABEL_PIXELS = 50  # a bar wider than this carries its size
+_LABEL_PIXELS = 65  # a bar wider than this carries its size
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,9 @@ class Cache:
         self._line.refresh(entry)
         if self._line.shared_with_running(entry) > self.settings.min_shared_tokens:
             return NotYet.COMPUTING
-        why = self._loads.turn(entry, now_s, first=first)
+        why = NotYet.FULL  # in a mode that stalls steps, its load begins in its own step only
+        if not self._switch.policy.stalls_step or self._has_room(entry, first=first):
+            why = self._loads.turn(entry, now_s, first=first)
         if why is None and not self._has_room(entry, first=first):
             why = NotYet.FULL
         if why is NotYet.FULL and first:
@@ -295,7 +297,7 @@ class Cache:
         return self._mover.wait_news(timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the mover and take in its last report. The cache must not be used afterwards."""
+        """End the mover, take in its last report. The cache must not be used afterwards."""
         self._mover.close(timeout_s)
         self._take_report()
 
