@@ -409,8 +409,7 @@ class Cache:
         return blocks_for(tokens, self.settings.block_tokens)
 
     def _most_blocks(self) -> int:
-        device = self._store.device
-        return device.slots - device.quarantined
+        return self._store.device.slots - self._store.device.quarantined
 
     def _require_current(self, ticket: Ticket) -> None:
         current = self._tickets.get(ticket.request.id)
