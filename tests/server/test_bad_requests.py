@@ -6,7 +6,7 @@ import json
 
 import pytest
 import raw
-from conftest import until
+from server_rig import until
 
 from forebay.server.settings import ServerSettings
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 import raw
-from conftest import until
+from server_rig import until
 
 from forebay.config import BatchSettings
 from forebay.server.exchange import Exchange, Piece
@@ -183,14 +183,14 @@ def test_a_dead_engine_is_said_at_once_and_nobody_hangs(serve):
 PROGRAM = """
 import sys
 sys.path.insert(0, {tests!r})
-import conftest
+import server_rig
 from forebay.engine.engine import Engine
 from forebay.engine.settings import EngineSettings
 from forebay.server.run import Server
 from forebay.server.exchange import Exchange, Piece
 from forebay.server.settings import ServerSettings
 settings = EngineSettings(device_tokens=4096, host_bytes=1 << 24, block_tokens=16)
-server = Server(Engine(conftest.tiny_model(), settings), ServerSettings(port=0, drain_s=10))
+server = Server(Engine(server_rig.tiny_model(), settings), ServerSettings(port=0, drain_s=10))
 print(server.url, flush=True)
 server.run()
 print("ended", flush=True)

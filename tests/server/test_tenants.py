@@ -7,8 +7,8 @@ import json
 import openai
 import pytest
 import raw
-from conftest import serving
 from prometheus_client.parser import text_string_to_metric_families
+from server_rig import serving, until
 
 from forebay.core.modes import Mode
 from forebay.engine.settings import EngineSettings
@@ -137,7 +137,7 @@ def test_the_mode_is_for_operators_and_switches_the_cache_off_and_on(serve):
     assert switch("b4") == 200
     client.completions.create(model="tiny", prompt=PROMPT + PROMPT, max_tokens=2)
     served.until_idle()
-    assert served.server.front.stats.cache.saved_bytes > saved
+    until(lambda: served.server.front.stats.cache.saved_bytes > saved)
     _, _, body = raw.ask(served.port, "/v1/forebay/mode", b"", method="GET", headers=OPERATOR)
     assert json.loads(body) == {"mode": "b4"}
 
