@@ -370,8 +370,8 @@ class Cache:
 
     def _need(self, entry: Waiting) -> int:
         """Slots for the rest of its prompt, beside the growth that running requests may need."""
-        reserve = self.settings.reserve_blocks if self._tickets else 0
-        return self._blocks_for(entry.request.tokens) - entry.covered + reserve
+        need = self._blocks_for(entry.request.tokens) - self._line.held(entry)
+        return need + (self.settings.reserve_blocks if self._tickets else 0)
 
     def _has_room(self, entry: Waiting, *, first: bool) -> bool:
         need = self._need(entry)

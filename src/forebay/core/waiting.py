@@ -88,6 +88,12 @@ class WaitingLine:
         entry.here = int(np.count_nonzero(resident))
         entry.to_load = len(ahead) - entry.here
 
+    def held(self, entry: Waiting) -> int:
+        """Blocks that it covers, or that others keep on the device: they take no slot."""
+        ahead = entry.blocks[entry.covered : entry.loadable]
+        others = (self._store.device.leases(ahead) > 0) & self._store.resident(ahead)
+        return entry.covered + int(np.count_nonzero(others))
+
     def uncover(self, entry: Waiting, keep: int) -> None:
         """End its lease on all covered blocks but the first `keep`."""
         if keep < entry.covered:
