@@ -28,12 +28,15 @@ from forebay.engine.request import EngineRequest
 from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
+from forebay.transfer.messages import Direction
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "core"))
 
 import invariants
 
 BLOCK_TOKENS = 8
+TINY_BLOCK_BYTES = 6144
+"""Of 8 tokens of the tiny Llama."""
 NEAR_TIE = 1e-3
 VOCAB = 320
 
@@ -181,6 +184,19 @@ def greedy(count: int, **more: Any) -> SamplingParams:
     return SamplingParams(max_tokens=count, ignore_eos=True, **more)
 
 
+def prompt(length: int, seed: int, vocab: int = VOCAB) -> np.ndarray:
+    return np.random.default_rng(seed).integers(3, vocab, length)
+
+
+def roomy(**overrides: Any) -> EngineSettings:
+    """A pool in which nothing is evicted."""
+    return tiny_settings(device_tokens=64 * BLOCK_TOKENS, **overrides)
+
+
+def ids(request: EngineRequest) -> list[int]:
+    return [token.token_id for token in request.drawn]
+
+
 # -- (b) the same schedule without a cache ---------------------------------------------------------
 
 
@@ -314,3 +330,58 @@ class Conversations:
 
     def _question(self, rng: np.random.Generator) -> np.ndarray:
         return rng.integers(3, self.vocab, self.question_tokens)
+
+
+# -- what comes back over the link -----------------------------------------------------------------
+
+
+class Returning:
+    """An engine with some prompts in host memory alone, whose link a test can stop.
+
+    `patient`: loads look worth any wait, so that nobody recomputes before the test is done.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, patient: bool = True, **overrides: Any) -> None:
+        self.loaded = loaded
+        values = {"window_bytes": TINY_BLOCK_BYTES, **overrides}
+        self.rig = Rig(loaded, tiny_settings(**values), seed=6)
+        self.engine = self.rig.engine
+        self.core = self.engine.mover.core
+        self.prompts = [prompt(72, 20 + i) for i in range(6)]
+        self.rig.finish([self.engine.submit(each, greedy(2)) for each in self.prompts])
+        self.rig.settle()
+        if patient:
+            for average, value in (
+                (self.rig.cache.rates.prefill_tokens_per_s, 0.1),
+                (self.rig.cache.rates.link_bytes_per_s, 100.0),
+            ):
+                average.value, average.weight = value, 0.0
+
+    def host_only(self) -> list[np.ndarray]:
+        store, found = self.rig.cache._store, []
+        for each in self.prompts:
+            keys = each[:64].astype(np.int32).tobytes()
+            blocks = store.match(self.engine._namespace(""), keys).ids
+            if len(blocks) == 8 and not store.resident(blocks).any():
+                found.append(each)
+        assert found, "every prompt has something on the device"
+        return found
+
+    def ask(self, which: int = 0, count: int = 4) -> EngineRequest:
+        tokens = np.concatenate([self.host_only()[which], [9, 9]])
+        return self.engine.submit(tokens, greedy(count))
+
+    def hold(self, direction: Direction = Direction.LOAD) -> None:
+        for lane in (0, 1):
+            self.core.hold_lane(direction, lane)
+
+    def release(self, direction: Direction = Direction.LOAD) -> None:
+        for lane in (0, 1):
+            self.core.release_lane(direction, lane)
+
+    def judge(self, requests: list[EngineRequest]) -> None:
+        assert replay_difference(self.loaded, self.rig.recorder, BLOCK_TOKENS) is None
+        compare_with_recompute(self.loaded, requests)
+
+    def steps_of(self, request: EngineRequest) -> int:
+        return sum(request.id in step.request_ids for step in self.rig.recorder.steps)

@@ -1,9 +1,7 @@
-"""The engine under preemption, faults, aborts and a link that stops."""
+"""The engine: preemption, sharing, a full pool, steps that fail."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,23 +13,22 @@ from oracle import (
     Rig,
     compare_with_recompute,
     greedy,
+    ids,
+    prompt,
     replay_difference,
+    roomy,
     tiny_settings,
 )
 
-from forebay.config import BatchSettings, SaveMode
+from forebay.config import BatchSettings
 from forebay.core.modes import Mode
-from forebay.core.requests import NotYet
 from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel, adopt_model
 from forebay.engine.request import EngineRequest, FinishReason
 from forebay.engine.sampler import SamplingParams
 from forebay.errors import QueueFullError, RequestError
-from forebay.transfer.messages import Direction
 
 pytestmark = pytest.mark.timeout(300)
-LANES = (0, 1)
-BLOCK_BYTES = 6144
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +50,6 @@ def talking(build_model: Any, byte_tokenizer: Any) -> LoadedModel:
     return adopt_model(build_model("llama", vocab_size=259), byte_tokenizer, name="talking")
 
 
-def prompt(length: int, seed: int, vocab: int = 320) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, vocab, length)
-
-
-def roomy(**overrides: Any) -> Any:
-    return tiny_settings(device_tokens=64 * BLOCK_TOKENS, **overrides)
-
-
 def preempting(rig: Rig, every: int) -> Callable[[], None]:
     """A step after which, every so often, all that runs is preempted."""
     steps = 0
@@ -74,10 +63,6 @@ def preempting(rig: Rig, every: int) -> Callable[[], None]:
                 rig.engine._batcher.preempt(sequence)
 
     return step
-
-
-def ids(request: EngineRequest) -> list[int]:
-    return [token.token_id for token in request.drawn]
 
 
 # -- what a request is owed ------------------------------------------------------------------------
@@ -200,6 +185,23 @@ def test_who_shares_a_prefix_waits_for_one_prefill(mode: Mode, llama: LoadedMode
         rig.settle()
 
 
+@pytest.mark.parametrize("mode", [Mode.RECOMPUTE, Mode.SYNCHRONOUS, Mode.LOOK_AHEAD])
+def test_a_shared_prefix_takes_its_slots_once(mode: Mode, llama: LoadedModel) -> None:
+    """Two run at once in a pool that has room for them only because they share."""
+    shared = prompt(56, 1)
+    settings = tiny_settings(mode=mode, device_tokens=14 * BLOCK_TOKENS)
+    with Rig(llama, settings, check_each_step=True) as rig:
+        rig.finish([rig.engine.submit(shared, greedy(2))])
+        both = [
+            rig.engine.submit(np.concatenate([shared, prompt(8, 50 + i)]), greedy(9))
+            for i in range(2)
+        ]
+        rig.finish(both)
+        assert [request.sources["device"] for request in both] == [7, 7]
+        assert any(len(step.request_ids) == 2 for step in rig.recorder.steps)
+        rig.settle()
+
+
 def test_a_waiter_takes_over_when_the_one_who_computes_is_gone(llama: LoadedModel) -> None:
     shared = prompt(160, 2)
     batch = BatchSettings(step_tokens=16, max_running=4)
@@ -237,6 +239,34 @@ def test_two_tenants_share_nothing_and_one_tenant_does(llama: LoadedModel) -> No
         assert used[again.id] & used[first.id]
 
 
+def test_a_session_is_a_hint_and_no_key(llama: LoadedModel) -> None:
+    """One of another tenant, of another text, of a text that goes another way: found as without."""
+    with Rig(llama, roomy()) as rig:
+        text = prompt(70, 3)
+        first = rig.engine.submit(text, greedy(3), salt="a")
+        rig.finish([first])
+        assert first.session is not None or first.sources["device"] == 0
+        again = rig.engine.submit(text, greedy(3), salt="a")
+        rig.finish([again])
+        session = again.session
+        assert session is not None
+        bent = text.copy()
+        bent[20] ^= 1
+        asked = {
+            (70 - 1) // BLOCK_TOKENS: rig.engine.submit(
+                np.concatenate([text, [5]]), greedy(3), salt="a", follows=session
+            ),
+            2: rig.engine.submit(bent, greedy(3), salt="a", follows=session),
+            0: rig.engine.submit(text, greedy(3), salt="b", follows=session),
+        }
+        other = rig.engine.submit(prompt(40, 8), greedy(3), salt="a", follows=session)
+        rig.finish([*asked.values(), other])
+        for blocks, request in asked.items():
+            assert request.sources["device"] == blocks
+        compare_with_recompute(llama, [*asked.values(), other])
+        rig.settle()
+
+
 def test_what_is_not_to_be_cached_or_saved(llama: LoadedModel) -> None:
     with Rig(llama, roomy()) as rig:
         text, secret = prompt(70, 4), prompt(70, 5)
@@ -253,286 +283,6 @@ def test_what_is_not_to_be_cached_or_saved(llama: LoadedModel) -> None:
         again = rig.engine.submit(secret, greedy(3))
         rig.finish([again])
         assert again.sources["recomputed"] == 70 // BLOCK_TOKENS
-
-
-# -- loads and those who run meanwhile -------------------------------------------------------------
-
-
-class Returning:
-    """An engine with some prompts in host memory alone, whose link a test can stop.
-
-    `patient`: loads look worth any wait, so that nobody recomputes before the test is done.
-    """
-
-    def __init__(self, loaded: LoadedModel, *, patient: bool = True, **overrides: Any) -> None:
-        self.loaded = loaded
-        values = {"window_bytes": BLOCK_BYTES, **overrides}
-        self.rig = Rig(loaded, tiny_settings(**values), seed=6)
-        self.engine = self.rig.engine
-        self.core = self.engine.mover.core
-        self.prompts = [prompt(72, 20 + i) for i in range(6)]
-        self.rig.finish([self.engine.submit(each, greedy(2)) for each in self.prompts])
-        self.rig.settle()
-        if patient:
-            for average, value in (
-                (self.rig.cache.rates.prefill_tokens_per_s, 0.1),
-                (self.rig.cache.rates.link_bytes_per_s, 100.0),
-            ):
-                average.value, average.weight = value, 0.0
-
-    def host_only(self) -> list[np.ndarray]:
-        store, found = self.rig.cache._store, []
-        for each in self.prompts:
-            keys = each[:64].astype(np.int32).tobytes()
-            blocks = store.match(self.engine._namespace(""), keys).ids
-            if len(blocks) == 8 and not store.resident(blocks).any():
-                found.append(each)
-        assert found, "every prompt has something on the device"
-        return found
-
-    def ask(self, which: int = 0, count: int = 4) -> EngineRequest:
-        tokens = np.concatenate([self.host_only()[which], [9, 9]])
-        return self.engine.submit(tokens, greedy(count))
-
-    def hold(self, direction: Direction = Direction.LOAD) -> None:
-        for lane in LANES:
-            self.core.hold_lane(direction, lane)
-
-    def release(self, direction: Direction = Direction.LOAD) -> None:
-        for lane in LANES:
-            self.core.release_lane(direction, lane)
-
-    def judge(self, requests: list[EngineRequest]) -> None:
-        assert replay_difference(self.loaded, self.rig.recorder, BLOCK_TOKENS) is None
-        compare_with_recompute(self.loaded, requests)
-
-    def steps_of(self, request: EngineRequest) -> int:
-        return sum(request.id in step.request_ids for step in self.rig.recorder.steps)
-
-
-@pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD])
-def test_a_load_never_stalls_the_others(mode: Mode, llama: LoadedModel) -> None:
-    case = Returning(llama, mode=mode)
-    with case.rig:
-        runs = case.engine.submit(prompt(10, 40), greedy(30))
-        case.rig.run(lambda: len(runs.drawn) == 2)
-        case.hold()
-        loads = case.ask()
-        case.rig.run(lambda: len(runs.drawn) == 25)
-        assert loads.ticket is None
-        assert case.rig.cache.admit(loads.id, first=True) is NotYet.LOADING
-        case.release()
-        case.rig.finish([runs, loads])
-        assert loads.sources["host"] == 9
-        assert case.steps_of(loads) == 4, "one prefill of what was not cached, then decodes"
-        case.judge([runs, loads])
-        case.rig.settle()
-
-
-def test_a_synchronous_load_does_stall_them(llama: LoadedModel) -> None:
-    case = Returning(llama, mode=Mode.SYNCHRONOUS)
-    with case.rig:
-        runs = case.engine.submit(prompt(10, 40), greedy(30))
-        case.rig.run(lambda: len(runs.drawn) == 2)
-        case.hold()
-        loads = case.ask()
-        timer = threading.Timer(0.3, case.release)
-        timer.start()
-        began_s, drawn = time.monotonic(), len(runs.drawn)
-        case.rig.step()
-        assert time.monotonic() - began_s > 0.25
-        assert len(runs.drawn) == drawn + 1
-        assert len(loads.drawn) == 1, "they were in one step"
-        assert case.engine.stall_s > 0.25
-        case.rig.finish([runs, loads])
-        case.judge([runs, loads])
-        case.rig.settle()
-
-
-@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD])
-def test_a_link_that_hangs_costs_its_bound_and_no_token(mode: Mode, llama: LoadedModel) -> None:
-    case = Returning(
-        llama, mode=mode, patient=False, wait_timeout_s=0.5, device_tokens=30 * BLOCK_TOKENS
-    )
-    with case.rig:
-        runs = case.engine.submit(prompt(10, 40), greedy(12))
-        case.rig.run(lambda: len(runs.drawn) == 2)
-        case.hold()
-        loads = case.ask()
-        began_s = time.monotonic()
-        case.rig.finish([runs, loads])
-        again = case.engine.submit(prompt(20, 41), greedy(3))
-        case.rig.finish([again])
-        assert time.monotonic() - began_s < 20.0
-        case.judge([runs, loads, again])
-        case.rig.settle()
-        began_s = time.monotonic()
-        case.engine.close()
-        assert time.monotonic() - began_s < 11.0
-
-
-def test_closing_while_the_link_hangs(llama: LoadedModel) -> None:
-    case = Returning(llama, mode=Mode.LOOK_AHEAD)
-    case.hold()
-    case.hold(Direction.SAVE)
-    asked = [case.ask(), case.engine.submit(prompt(60, 44), greedy(5))]
-    for _ in range(4):
-        case.rig.step()
-    threads = threading.active_count()
-    began_s = time.monotonic()
-    case.rig.cache.close(timeout_s=0.3)
-    case.engine.close()
-    assert time.monotonic() - began_s < 5.0
-    assert threading.active_count() <= threads
-    assert all(request.finished is not None for request in asked)
-    case.rig.close()
-
-
-def test_saves_that_hang_hold_nobody_up_for_long(llama: LoadedModel) -> None:
-    case = Returning(llama, patient=False, wait_timeout_s=0.5)
-    with case.rig:
-        case.hold(Direction.SAVE)
-        asked = [case.engine.submit(prompt(80, 70 + i), greedy(5)) for i in range(6)]
-        case.rig.finish(asked)
-        case.judge(asked)
-        case.rig.settle()
-        assert {request.finished for request in asked} == {FinishReason.LENGTH}
-
-
-@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD])
-@pytest.mark.parametrize("window", [0, 5])
-def test_failed_loads_are_recomputed(mode: Mode, window: int, llama: LoadedModel) -> None:
-    case = Returning(llama, mode=mode, patient=False, window_bytes=BLOCK_BYTES // 2)
-    with case.rig:
-        case.core.fail_window(Direction.LOAD, window)
-        asked = [case.ask(0), case.ask(0)]
-        case.rig.finish(asked)
-        case.judge(asked)
-        case.rig.settle()
-        stats = case.rig.cache.stats()
-        assert stats.quarantined_blocks == 1
-        assert sum(stats.misses.values()) == stats.sources["recomputed"]
-        if mode is not Mode.SYNCHRONOUS:
-            assert stats.misses["failed"] > 0
-
-
-def test_failed_saves_leave_the_blocks_where_they_are(llama: LoadedModel) -> None:
-    with Rig(llama, roomy(window_bytes=BLOCK_BYTES)) as rig:
-        rig.engine.mover.core.fail_window(Direction.SAVE, 2)
-        first = rig.engine.submit(prompt(70, 7), greedy(2))
-        rig.finish([first])
-        rig.settle()
-        again = rig.engine.submit(prompt(70, 7), greedy(2))
-        rig.finish([again])
-        assert again.sources["device"] == 8
-        assert ids(again) == ids(first)
-        rig.settle()
-
-
-def test_a_pool_that_lost_too_many_slots_fails_whom_it_cannot_hold(llama: LoadedModel) -> None:
-    case = Returning(llama, mode=Mode.ASYNCHRONOUS, patient=False)
-    with case.rig:
-        big = case.engine.submit(prompt(140, 45), greedy(20))
-        case.rig.run(lambda: len(big.drawn) == 1)
-        tier = case.rig.cache._store.device.tier
-        tier.quarantined += 1  # as after a copy that never ended
-        small = case.engine.submit(prompt(20, 46), greedy(3))
-        case.engine._batcher.preempt(big)
-        case.rig.finish([big, small])
-        tier.quarantined -= 1
-        assert big.finished is FinishReason.FAILED
-        assert "restart" in big.error
-        assert small.finished is FinishReason.LENGTH
-        case.rig.settle()
-
-
-# -- aborts ----------------------------------------------------------------------------------------
-
-
-def unmatched(case: Returning) -> EngineRequest:
-    return case.ask()
-
-
-def prefetching(case: Returning) -> EngineRequest:
-    case.hold()
-    busy = [case.engine.submit(prompt(3, 80 + i), greedy(30)) for i in range(3)]
-    case.rig.run(lambda: all(len(request.drawn) > 1 for request in busy))
-    waiting = case.ask()
-    case.rig.step()
-    assert case.rig.cache._line[waiting.id].waits
-    assert waiting.ticket is None
-    return waiting
-
-
-def loading(case: Returning) -> EngineRequest:
-    case.hold()
-    waiting = case.ask()
-    case.rig.step()
-    assert case.rig.cache._line[waiting.id].turn_s is not None
-    return waiting
-
-
-def prefilling(case: Returning) -> EngineRequest:
-    request = case.engine.submit(prompt(90, 47), greedy(5))
-    case.rig.run(lambda: request.computed_tokens > 0)
-    assert request.computed_tokens < 90
-    return request
-
-
-def decoding(case: Returning) -> EngineRequest:
-    request = case.ask(count=9)
-    case.rig.run(lambda: len(request.drawn) > 3)
-    return request
-
-
-def preempted(case: Returning) -> EngineRequest:
-    request = decoding(case)
-    case.engine._batcher.preempt(request)
-    return request
-
-
-def finished(case: Returning) -> EngineRequest:
-    request = case.ask()
-    case.rig.finish([request])
-    return request
-
-
-STATES = [unmatched, prefetching, loading, prefilling, decoding, preempted, finished]
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_abort_in_every_state(state: Callable[[Returning], EngineRequest], llama: Any) -> None:
-    case = Returning(llama, device_tokens=26 * BLOCK_TOKENS)
-    with case.rig:
-        request = state(case)
-        before = request.finished
-        case.engine.abort(request.id)
-        case.engine.abort(request.id)
-        case.engine.abort(987_654)
-        assert request.finished is (before or FinishReason.ABORTED)
-        assert request.ticket is None
-        case.release()
-        for other in list(case.engine._requests):
-            case.engine.abort(other)
-        assert not case.engine.busy
-        case.rig.settle()
-        after = case.engine.submit(np.concatenate([case.prompts[0], [5]]), greedy(3))
-        case.rig.finish([after])
-        case.judge([after])
-        case.rig.settle()
-
-
-def test_a_chat_that_nobody_reads_on_is_aborted(talking: LoadedModel) -> None:
-    with Rig(talking, roomy()) as rig:
-        talking.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-        try:
-            answer = rig.engine.chat([{"role": "user", "content": "hello"}], greedy(50))
-            next(answer)
-            answer.close()
-        finally:
-            talking.tokenizer.chat_template = None
-        assert not rig.engine.busy
-        rig.settle()
 
 
 # -- a full pool -----------------------------------------------------------------------------------
@@ -586,25 +336,6 @@ def test_the_queue_has_a_bound_and_generate_minds_it(llama: LoadedModel) -> None
         answers = rig.engine.generate([prompt(9, i) for i in range(7)], greedy(2))
         assert [len(answer.drawn) for answer in answers] == [2] * 7
         rig.settle()
-
-
-def test_the_mode_can_change_while_everything_is_under_way(llama: LoadedModel) -> None:
-    case = Returning(llama, patient=False, save_mode=SaveMode.ON_EVICT)
-    modes = [Mode.RECOMPUTE, Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.LOOK_AHEAD]
-    with case.rig:
-        asked = [
-            case.engine.submit(np.concatenate([each, prompt(5, 30 + i)]), greedy(6))
-            for i in range(3)
-            for each in case.prompts
-        ]
-        for turn in range(2000):
-            if not case.engine.busy:
-                break
-            case.engine.set_mode(modes[turn // 3 % 4])
-            case.rig.step()
-        case.rig.finish(asked)
-        case.judge(asked)
-        case.rig.settle()
 
 
 # -- errors inside a step --------------------------------------------------------------------------
