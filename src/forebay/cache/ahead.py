@@ -109,9 +109,8 @@ class LookAhead:
         settings = self._settings
         leased = self._store.device.prefetch_leased
         lease_room = int(settings.device_slots * settings.prefetch_share) - leased
-        copied_bytes = settings.in_flight_s * self._rates.link_bytes_per_s.value
-        copy_room = max(1, int(copied_bytes / settings.block_bytes)) - self._flights.load_blocks
-        return lease_room, copy_room
+        copied = self._rates.blocks_in(settings.in_flight_s, settings.block_bytes)
+        return lease_room, copied - self._flights.load_blocks
 
     def _make_way(self, request: int, wanted: Sequence[Wanted]) -> None:
         """`request` did not fit: the last one, if later by more than its own load, gives way."""

@@ -224,9 +224,7 @@ class Cache:
             self._mover.wait_news(max(0.0, min(0.1, end_s - self._clock())))
             self._take_report()
         unissued = self._flights.unissued(waits)
-        flying = sorted(
-            transfer for transfer in waits - unissued if self._flights.get(transfer) is not None
-        )
+        flying = self._flights.flying(waits - unissued)
         try:
             self._mover.wait(flying, stream, max(0.0, end_s - self._clock()))
         except (LinkTimeoutError, TransferFailedError, NotIssuedError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from forebay.cache.submit import submit
 from forebay.config import CacheSettings
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
@@ -18,7 +19,7 @@ from forebay.core.rates import Rates
 from forebay.core.requests import NotYet, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
-from forebay.transfer.messages import Completion, Direction, Outcome, Transfer, TransferClass
+from forebay.transfer.messages import Completion, Direction, Outcome, TransferClass
 from forebay.transfer.mover import Mover
 
 
@@ -78,12 +79,11 @@ class Loads:
         overdue = self._flights.overdue(entry.waits)
         if overdue:
             self._limit(entry, self._first_of(entry, overdue), MissReason.LATE)
-        entry.unissued = self._flights.unissued(entry.waits)
-        if not entry.unissued or self._switch.policy.stalls_step:
-            self._demand(entry, now_s)
+        unissued = self._flights.unissued(entry.waits)
+        self._demand(entry, unissued, now_s)
+        if not unissued or self._switch.policy.stalls_step:
             return None
-        self._demand(entry, now_s)
-        return self._wait_or_give_up(entry, now_s)
+        return self._wait_or_give_up(entry, unissued, now_s)
 
     def _cover_all(self, entry: Waiting, now_s: float, *, first: bool) -> None:
         self.cover(entry, entry.to_load, now_s, now_s, protected=first)
@@ -93,13 +93,13 @@ class Loads:
             self._line.refresh(entry)
             self.cover(entry, entry.to_load, now_s, now_s, protected=True)
 
-    def _demand(self, entry: Waiting, now_s: float) -> None:
+    def _demand(self, entry: Waiting, unissued: set[int], now_s: float) -> None:
         """Its turn has come: what it waits for goes before every prefetch."""
-        if entry.unissued and entry.demanded_s is None:
+        if unissued and entry.demanded_s is None:
             entry.demanded_s = now_s
-            self._mover.expedite(sorted(entry.unissued), TransferClass.DEMAND, now_s)
+            self._mover.expedite(sorted(unissued), TransferClass.DEMAND, now_s)
 
-    def _wait_or_give_up(self, entry: Waiting, now_s: float) -> NotYet | None:
+    def _wait_or_give_up(self, entry: Waiting, unissued: set[int], now_s: float) -> NotYet | None:
         """Wait for what is not issued, but not for ever."""
         settings = self._settings
         bound_s = self._rates.patience_s(
@@ -111,25 +111,20 @@ class Loads:
         if entry.limit is None:
             # What was handed to the link is kept: the cancelled transfer says how far it came.
             entry.limit, entry.limit_reason = entry.covered, MissReason.LATE
-            self._mover.cancel(self._flights.abandon(entry.unissued, entry.request.id))
-            self._flights.depend(self._still_flying(entry.unissued), entry.request.id)
+            self._mover.cancel(self._flights.abandon(unissued, entry.request.id))
+            self._flights.depend(self._flights.flying(unissued), entry.request.id)
             return NotYet.LOADING
         if waited_s <= 2 * bound_s + settings.give_up_grace_s:
             return NotYet.LOADING
         # The link does not even end what was cancelled. Its blocks stay out of everybody's reach.
-        self._flights.note_overdue(entry.unissued)
-        self._limit(entry, self._first_of(entry, entry.unissued), MissReason.LATE)
+        self._flights.note_overdue(unissued)
+        self._limit(entry, self._first_of(entry, unissued), MissReason.LATE)
         return None
-
-    def _still_flying(self, transfers: set[int]) -> list[int]:
-        return [transfer for transfer in transfers if self._flights.get(transfer) is not None]
 
     def _limit(self, entry: Waiting, blocks: int, reason: MissReason) -> None:
         """Recompute what lies behind the first `blocks` of its match."""
         self._line.uncover(entry, blocks)
-        self._flights.abandon(entry.unissued - entry.waits, entry.request.id)
         entry.limit, entry.limit_reason = blocks, reason
-        entry.unissued &= entry.waits
         self._line.count(entry)
 
     def _leading(self, entry: Waiting) -> int:
@@ -189,22 +184,18 @@ class Loads:
         copies = self._store.start_load(transfer, blocks, protected=protected)
         if copies is None:
             return False
-        self._flights.add(Flight(transfer, True, blocks, ahead, now_s))
+        submit(
+            self._flights,
+            self._mover,
+            transfer,
+            copies,
+            Direction.LOAD,
+            TransferClass.PREFETCH if ahead else TransferClass.DEMAND,
+            deadline_s=deadline_s,
+            now_s=now_s,
+        )
         if ahead:
             self._ledger.planned(transfer, blocks, max(deadline_s, now_s) + self._settings.slack_s)
-        self._mover.submit(
-            [
-                Transfer(
-                    id=transfer,
-                    direction=Direction.LOAD,
-                    transfer_class=TransferClass.PREFETCH if ahead else TransferClass.DEMAND,
-                    deadline_s=deadline_s,
-                    sources=copies.sources,
-                    destinations=copies.destinations,
-                    after_steps=copies.after_steps,
-                )
-            ]
-        )
         return True
 
     def revoke(self, blocks: int, *, spare: Waiting | None = None) -> None:
@@ -262,7 +253,6 @@ class Loads:
 
     def _landed(self, entry: Waiting, transfer: int, missing: Ids, *, failed: bool) -> None:
         entry.waits.discard(transfer)
-        entry.unissued.discard(transfer)
         lacking = np.isin(entry.blocks[: entry.covered], missing)
         if lacking.any():
             first = int(np.argmax(lacking))

@@ -12,13 +12,14 @@ from collections import deque
 
 import numpy as np
 
+from forebay.cache.submit import submit
 from forebay.config import CacheSettings, SaveMode
 from forebay.core.arrays import Ids
 from forebay.core.flights import Flight, Flights
 from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Average, Rates
 from forebay.core.store import Store
-from forebay.transfer.messages import Completion, Direction, Transfer, TransferClass
+from forebay.transfer.messages import Completion, Direction, TransferClass
 from forebay.transfer.mover import Mover
 
 # How much of the greatest burst counts one save round trip later.
@@ -99,8 +100,8 @@ class Saves:
         return self._switch.policy.host_tier and self._settings.host_slots > 0
 
     def _room(self) -> int:
-        in_flight_bytes = self._settings.saves_in_flight_s * self._rates.link_bytes_per_s.value
-        most = max(1, int(in_flight_bytes / self._settings.block_bytes))
+        settings = self._settings
+        most = self._rates.blocks_in(settings.saves_in_flight_s, settings.block_bytes)
         return most - self._flights.save_blocks
 
     def _ahead(self, now_s: float) -> int:
@@ -124,18 +125,14 @@ class Saves:
         copies = self._store.start_save(transfer, blocks, pressing=pressing)
         if copies is None:
             return 0
-        self._flights.add(Flight(transfer, False, copies.blocks, False, now_s))
-        self._mover.submit(
-            [
-                Transfer(
-                    id=transfer,
-                    direction=Direction.SAVE,
-                    transfer_class=TransferClass.SAVE,
-                    deadline_s=now_s,
-                    sources=copies.sources,
-                    destinations=copies.destinations,
-                    after_steps=copies.after_steps,
-                )
-            ]
+        submit(
+            self._flights,
+            self._mover,
+            transfer,
+            copies,
+            Direction.SAVE,
+            TransferClass.SAVE,
+            deadline_s=now_s,
+            now_s=now_s,
         )
         return len(copies.blocks)

@@ -47,11 +47,6 @@ class OwnDevicePool:
         return self.tier.quarantined
 
     @property
-    def protected_blocks(self) -> int:
-        """Idle blocks that a waiting request wants."""
-        return self._order.count(_PROTECTED)
-
-    @property
     def prefetch_leased(self) -> int:
         return self._prefetch_leased
 

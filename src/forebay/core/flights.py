@@ -5,7 +5,7 @@ Bookkeeping only: the cache submits to the mover and reports back what the mover
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from forebay.core.arrays import Ids
@@ -21,7 +21,6 @@ class Flight:
     id: int
     is_load: bool
     blocks: Ids
-    prefetch: bool
     submitted_s: float
     dependents: set[int] = field(default_factory=set[int])
     issued: bool = False
@@ -40,9 +39,6 @@ class Flights:
 
     def __len__(self) -> int:
         return len(self._flights)
-
-    def __iter__(self) -> Iterator[Flight]:
-        return iter(self._flights.values())
 
     @property
     def load_blocks(self) -> int:
@@ -79,6 +75,10 @@ class Flights:
         else:
             self._save_blocks -= len(flight.blocks)
         return flight
+
+    def flying(self, transfers: Iterable[int]) -> list[int]:
+        """Those of `transfers` that are un-ended, in order."""
+        return sorted(transfer for transfer in transfers if transfer in self._flights)
 
     def unissued(self, transfers: Iterable[int]) -> set[int]:
         """Those of `transfers` that are un-ended and not yet issued."""

@@ -34,16 +34,6 @@ class HostPool:
         """Slots in the pool, quarantined ones included."""
         return self.tier.count
 
-    @property
-    def copies(self) -> int:
-        """Unheld blocks that the device holds too."""
-        return self._order.count(_COPIES)
-
-    @property
-    def sole(self) -> int:
-        """Unheld blocks that are nowhere else."""
-        return self._order.count(_SOLE)
-
     def slot_of(self, blocks: Ids) -> Ids:
         """The slot of each block, -1 where it has none."""
         return self._slot.take(blocks)

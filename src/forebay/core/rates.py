@@ -56,6 +56,10 @@ class Rates:
         """A request ended after `tokens` generated tokens."""
         self.answer_tokens.add(float(tokens))
 
+    def blocks_in(self, seconds: float, block_bytes: int) -> int:
+        """Whole blocks that the link moves in `seconds`, at least one."""
+        return max(1, int(seconds * self.link_bytes_per_s.value / block_bytes))
+
     def load_s(self, copied_bytes: int) -> float:
         """Seconds that a load of `copied_bytes` takes on an idle link."""
         return copied_bytes / self.link_bytes_per_s.value

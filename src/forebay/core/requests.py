@@ -122,7 +122,6 @@ class Waiting:
     session: Session | None = None
     covered: int = 0
     waits: set[int] = field(default_factory=set[int])
-    unissued: set[int] = field(default_factory=set[int])
     origins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """For each covered block, whether it came from the host tier."""
     loaded: int = 0

@@ -40,8 +40,6 @@ class StoreCounters:
     allocated: int = 0
     evicted: int = 0
     dropped_dirty: int = 0
-    dropped_host: int = 0
-    copies_given_up: int = 0
     quarantined: int = 0
 
 
@@ -286,8 +284,7 @@ class Store:
         # They were idle, or the device would have kept them, and have no host slot: nothing holds.
         self._give_ids(gone)
         for block in leaf_first[~leaves].tolist():
-            if self._published[block]:
-                self.unpublish(block)
+            self.unpublish(block)
 
     def _host_room(self, count: int, keep: Ids) -> None:
         """Free up to `count` host slots, by the order that `start_save` promises."""
@@ -301,7 +298,6 @@ class Store:
         copies = copies[~spared]
         self.host.forget(copies)
         self.device.move(copies, SlotState.DIRTY)
-        self.counters.copies_given_up += len(copies)
         missing -= len(copies)
         if missing <= 0:
             return
@@ -311,7 +307,6 @@ class Store:
         victims = victims[~wanted]
         leaves = self.directory.remove_leaves(victims)
         self.host.stand_sole(victims[~leaves])
-        self.counters.dropped_host += int(np.count_nonzero(leaves))
         self._remove(victims[leaves])
 
     def _remove(self, blocks: Ids) -> None:

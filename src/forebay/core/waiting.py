@@ -100,7 +100,6 @@ class WaitingLine:
             self._store.release(entry.blocks[keep : entry.covered], LeaseKind.PREFETCH)
             _cut(entry, keep)
             entry.waits = self._store.loads_of(entry.blocks[:keep])
-            entry.unissued &= entry.waits
             self.count(entry)
 
     def published(self, namespace: bytes, parent: int) -> None:
@@ -165,7 +164,6 @@ class WaitingLine:
         store.device.protect(new)
         entry.blocks = new
         entry.waits = store.loads_of(new[: entry.covered])
-        entry.unissued &= entry.waits
         self._ends.setdefault(self._end_of(entry), set()).add(entry.request.id)
 
     def _end_of(self, entry: Waiting) -> _Place:
