@@ -110,7 +110,7 @@ class Load:
         self.next_id = 1
         self.running: list[Ticket] = []
         self.cached_blocks = blocks
-        gc.freeze()  # as an engine does once it is up
+        gc.freeze()  # as a serving process does once it is up
 
     def _keys(self, seed: int, blocks: int) -> bytes:
         tokens = np.random.default_rng(seed).integers(0, 50_000, blocks * BLOCK_TOKENS)

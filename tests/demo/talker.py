@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokens import byte_tokenizer
 
 from forebay.demo.workload import Conversation, Workload
 
@@ -17,14 +17,7 @@ TEMPLATE = (
 
 
 def talker_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
+    wrapped = byte_tokenizer()
     wrapped.chat_template = TEMPLATE
     return wrapped
 

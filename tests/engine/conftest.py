@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import byte_tokens
 import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
 from forebay.engine.attention import PAGED
 from forebay.engine.models import LoadedModel, adopt_model, load_model
@@ -123,15 +124,8 @@ def random_prompts() -> Callable[..., list[np.ndarray]]:
 
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token a byte, as GPT-2 spells them, and an end token; fits the tiny models."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
+    """One token a byte, and an end token; fits the tiny models."""
+    return byte_tokens.byte_tokenizer()
 
 
 @pytest.fixture(scope="session")
@@ -146,3 +140,12 @@ def piece_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Such small steps are quicker on one thread, and the link's threads get the other core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

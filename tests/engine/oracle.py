@@ -6,13 +6,12 @@ run again without any cache, every block in a slot of its own, and (c) the model
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import invariants
 import numpy as np
 import torch
 
@@ -29,10 +28,6 @@ from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.transfer.messages import Direction
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "core"))
-
-import invariants
 
 BLOCK_TOKENS = 8
 TINY_BLOCK_BYTES = 6144

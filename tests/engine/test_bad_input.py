@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from oracle import BLOCK_TOKENS, Rig, compare_with_recompute, greedy, tiny_settings
 
 from forebay.config import BatchSettings
@@ -21,15 +20,7 @@ from forebay.engine.models import LoadedModel, load_model
 from forebay.engine.sampler import SamplingParams
 from forebay.errors import ForebayError, ModelError, RequestError, SettingsError
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

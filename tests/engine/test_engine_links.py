@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from oracle import (
     BLOCK_TOKENS,
     TINY_BLOCK_BYTES,
@@ -29,15 +28,7 @@ from forebay.engine.models import LoadedModel, adopt_model
 from forebay.engine.request import EngineRequest, FinishReason
 from forebay.transfer.messages import Direction
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

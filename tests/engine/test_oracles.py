@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from oracle import (
     BLOCK_TOKENS,
     Conversations,
@@ -28,17 +27,8 @@ from forebay.transfer.messages import Completion, Direction, Report, Transfer
 
 WRITE_THROUGH, ON_EVICT = SaveMode.WRITE_THROUGH, SaveMode.ON_EVICT
 # Far above what they need: a busy machine is slow.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 HOST_MODES = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small steps are quicker on one thread, and the link's threads get the other core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def crowded(mode: Mode, save: SaveMode) -> EngineSettings:

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import openai
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokens import byte_tokenizer
 
 from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel, adopt_model
@@ -28,22 +28,6 @@ TEMPLATE = """{% if tools %}<|tools|>{{ tools | tojson }}
 {% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}\
 {% endif %}
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
-
-
-def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token a byte, so that every text has tokens and most tokens are text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        chat_template=TEMPLATE,
-    )
 
 
 def tiny_model() -> LoadedModel:
@@ -62,7 +46,9 @@ def tiny_model() -> LoadedModel:
         pad_token_id=0,
     )
     model = transformers.LlamaForCausalLM(config)
-    return adopt_model(model, byte_tokenizer(), name="tiny")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return adopt_model(model, tokenizer, name="tiny")
 
 
 class Served:

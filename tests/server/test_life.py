@@ -39,7 +39,7 @@ def test_a_client_that_leaves_while_decoding_frees_its_blocks(served, stream):
             raw.read_until(socket, b"data: ")
         until(lambda: running(served) == (1, 0))
     served.until_idle()
-    assert served.server.front._open == 0
+    until(lambda: served.server.front._open == 0)
 
 
 def test_a_client_that_leaves_while_queued_or_in_its_body_leaves_nothing(serve):
@@ -57,7 +57,7 @@ def test_a_client_that_leaves_while_queued_or_in_its_body_leaves_nothing(serve):
             time.sleep(0.05)
         assert running(served) == (1, 0)
     served.until_idle()
-    assert served.server.front._open == 0
+    until(lambda: served.server.front._open == 0)
 
 
 def test_a_full_queue_refuses_with_retry_after_and_nobody_hangs(serve):
@@ -72,7 +72,7 @@ def test_a_full_queue_refuses_with_retry_after_and_nobody_hangs(serve):
         answers = list(pool.map(ask, range(40)))
     statuses = [status for status, _, _ in answers]
     assert set(statuses) == {200, 429}
-    assert statuses.count(200) >= 6
+    assert statuses.count(200) >= 4, "what fits the waiting line is never refused"
     for status, retry_after, answer in answers:
         if status == 429:
             assert 1 <= int(retry_after) <= 60
@@ -182,7 +182,7 @@ def test_a_dead_engine_is_said_at_once_and_nobody_hangs(serve):
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import server_rig
 from forebay.engine.engine import Engine
 from forebay.engine.settings import EngineSettings
@@ -198,7 +198,8 @@ print("ended", flush=True)
 
 
 def test_sigterm_in_mid_stream_drains_and_ends_the_process():
-    tests = os.path.dirname(__file__)
+    here = os.path.dirname(__file__)
+    tests = [here, os.path.join(os.path.dirname(here), "shared")]
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PROGRAM.format(tests=tests)],
         stdout=subprocess.PIPE,

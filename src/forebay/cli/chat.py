@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
+from forebay.cli.garbage import keep_out_of_collections
 from forebay.cli.values import parse_mode, parse_size
 from forebay.core.ledger import Source
 from forebay.engine.engine import Engine
@@ -40,6 +41,7 @@ def run_chat(
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with Engine(load_model(model), settings) as engine:
+        keep_out_of_collections()
         print(engine.startup_line)
         chat = Chat(engine, params, system)
         if sys.stdin.isatty():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from forebay.cli.garbage import keep_out_of_collections
 from forebay.cli.values import parse_mode, parse_size
 from forebay.config import BatchSettings
 from forebay.engine.engine import Engine
@@ -58,6 +59,7 @@ def run_serve(
         batch=batch,
     )
     engine = Engine(load_model(model), engine_settings)
+    keep_out_of_collections()
     try:
         server = Server(engine, settings)
     except SettingsError:

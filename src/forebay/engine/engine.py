@@ -7,7 +7,6 @@ its load is stepped over: the others go on.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,9 +95,6 @@ class Engine:
         self.stall_s = 0.0
         self.steps = 0
         self.preemptions = 0
-        # The model and the cache live as long as the process: a full collection in the middle of a
-        # step would walk all of it for nothing.
-        gc.freeze()
 
     # -- requests --------------------------------------------------------------------------------
 
