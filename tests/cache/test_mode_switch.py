@@ -2,77 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from small_cache import answer, prompt
 
-from forebay import Cache, CacheSettings, Growth, HostArena, Mode, NativeMover, Pool
+from forebay import Mode
 from forebay.core.ledger import MissReason, Source
-from forebay.core.requests import Request, Ticket
 from forebay.errors import SettingsError
-
-TOKENS, BYTES = 16, 4096
-
-
-@pytest.fixture
-def make_cache():
-    """`make_cache(mode, host_slots)`: a cache over eight device blocks."""
-    opened: list[Cache] = []
-
-    def make(mode=Mode.ASYNCHRONOUS, host_slots=64):
-        memory = np.zeros((8, BYTES), np.uint8)
-        host = HostArena(max(1, host_slots) * BYTES).blocks(max(1, host_slots), BYTES)
-        settings = CacheSettings(
-            block_tokens=TOKENS,
-            block_bytes=BYTES,
-            device_slots=8,
-            host_slots=host_slots,
-            window_bytes=BYTES,
-            mode=mode,
-            min_load_tokens=0,
-        )
-        mover = NativeMover(Pool.of([memory]), Pool.of([host]), window_bytes=BYTES)
-        cache = Cache(settings, mover, key_bytes=4 * TOKENS)
-        opened.append(cache)
-        return cache
-
-    yield make
-    for cache in opened:
-        cache.close()
-
-
-def answer(cache, number, tokens):
-    keys = tokens.astype(np.int32).tobytes()
-    cache.enqueue(
-        Request(
-            id=number,
-            namespace=b"n",
-            keys=keys,
-            tokens=len(tokens),
-            max_answer_tokens=1,
-            arrival_s=float(number),
-        )
-    )
-    while not isinstance(ticket := cache.admit(number, first=True), Ticket):
-        cache.wait_news(0.01)
-        cache.poll()
-    while cache.grow(ticket, len(tokens)) is not Growth.GROWN:
-        cache.wait_news(0.01)
-        cache.poll()
-    assert cache.ready([ticket]) == []
-    start = ticket.cached_tokens
-    cache.step_launched(cache.begin_step([(ticket, start, len(tokens) - start)]))
-    cache.commit(ticket, keys)
-    cache.finish(ticket)
-    for _ in range(1000):
-        cache.poll()
-        if cache.quiet:
-            return ticket
-        cache.wait_news(0.01)
-    raise AssertionError("the cache did not come to rest")
-
-
-def prompt(number):
-    return 1000 * number + np.arange(4 * TOKENS)
 
 
 def test_a_cache_that_is_off_keeps_the_host_tier_and_uses_it_when_on_again(make_cache):

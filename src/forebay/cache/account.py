@@ -120,9 +120,10 @@ def _attribute(
         misses[MissReason.DISABLED] = asked
         return sources, misses
     limited = len(entry.blocks) - entry.covered
-    unmatched = asked - entry.covered - limited
-    failed = min(entry.failed, unmatched)
+    unmatched = entry.usable - entry.covered - limited
+    failed = max(0, min(entry.failed, unmatched))
     misses[entry.limit_reason] += limited
     misses[MissReason.FAILED] += failed
     misses[MissReason.ABSENT] += unmatched - failed
+    misses[MissReason.LAST] = asked - entry.usable
     return sources, misses

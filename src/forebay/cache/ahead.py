@@ -74,6 +74,7 @@ class LookAhead:
             self._line.refresh(entry)
             self._loads.cover(
                 entry,
+                bring.reach,
                 bring.blocks,
                 bring.deadline_s,
                 now_s,
@@ -100,7 +101,14 @@ class LookAhead:
         queue = [entry.request.tokens - len(entry.blocks) * tokens for entry in waiting]
         starts = expected_starts(now_s, running, queue, free_run_slots, self._rates)
         return [
-            Wanted(entry.request.id, start_s, entry.covered, entry.here, self._loads.worth(entry))
+            Wanted(
+                entry.request.id,
+                start_s,
+                entry.covered,
+                entry.here,
+                entry.kept,
+                self._loads.worth(entry),
+            )
             for entry, start_s in zip(waiting, starts, strict=True)
         ]
 

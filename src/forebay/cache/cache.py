@@ -146,7 +146,9 @@ class Cache:
         `request` carries all tokens known now. What was published of it can be found again.
         """
         self.finish(ticket)
-        self._add(request)
+        entry = self._add(request)
+        if ticket.lost:
+            entry.failed = ticket.cached_tokens // self.settings.block_tokens - len(entry.blocks)
 
     # -- the mode --------------------------------------------------------------------------------
 
@@ -378,9 +380,9 @@ class Cache:
             self._loads.revoke(need, spare=entry)
         return device.obtainable(protected=first) >= need
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request) -> Waiting:
         check_keys(request, self._store.key_bytes, self.settings.block_tokens)
-        self._line.add(request)
+        return self._line.add(request)
 
     def _share(self, ticket: Ticket, position: int, canonical: int) -> None:
         """The same content was published by another: use its block, if it lies on the device."""

@@ -86,12 +86,16 @@ class Loads:
         return self._wait_or_give_up(entry, unissued, now_s)
 
     def _cover_all(self, entry: Waiting, now_s: float, *, first: bool) -> None:
-        self.cover(entry, entry.to_load, now_s, now_s, protected=first)
+        self._cover_rest(entry, now_s, protected=first)
         if first and (entry.here or entry.to_load):
             self.revoke(entry.here + entry.to_load, spare=entry)
             # The first part may have displaced what lies behind it.
             self._line.refresh(entry)
-            self.cover(entry, entry.to_load, now_s, now_s, protected=True)
+            self._cover_rest(entry, now_s, protected=True)
+
+    def _cover_rest(self, entry: Waiting, now_s: float, *, protected: bool) -> None:
+        rest = entry.here + entry.to_load
+        self.cover(entry, rest, entry.to_load, now_s, now_s, protected=protected)
 
     def _demand(self, entry: Waiting, unissued: set[int], now_s: float) -> None:
         """Its turn has come: what it waits for goes before every prefetch."""
@@ -123,9 +127,15 @@ class Loads:
 
     def _limit(self, entry: Waiting, blocks: int, reason: MissReason) -> None:
         """Recompute what lies behind the first `blocks` of its match."""
+        waits = set(entry.waits)
         self._line.uncover(entry, blocks)
         entry.limit, entry.limit_reason = blocks, reason
         self._line.count(entry)
+        self._want_no_more(entry, waits - entry.waits)
+
+    def _want_no_more(self, entry: Waiting, transfers: set[int]) -> None:
+        """`entry` does not wait for `transfers` any more: stop those that nobody else wants."""
+        self._mover.cancel(self._flights.abandon(transfers, entry.request.id))
 
     def _leading(self, entry: Waiting) -> int:
         """Blocks of its match up to the first that would have to be loaded."""
@@ -144,14 +154,21 @@ class Loads:
     # -- leasing and loading ---------------------------------------------------------------------
 
     def cover(
-        self, entry: Waiting, load: int, deadline_s: float, now_s: float, *, protected: bool
+        self,
+        entry: Waiting,
+        reach: int,
+        load: int,
+        deadline_s: float,
+        now_s: float,
+        *,
+        protected: bool,
     ) -> None:
-        """Lease the next blocks of its match, loading up to `load` of them, as many as fit.
+        """Lease the next `reach` blocks of its match, loading up to `load` of them, if they fit.
 
         Changes `entry` and the store, and submits one transfer at most.
         """
         store = self._store
-        ahead = entry.blocks[entry.covered : entry.loadable]
+        ahead = entry.blocks[entry.covered : min(entry.covered + reach, entry.loadable)]
         absent = np.flatnonzero(~store.resident(ahead)).astype(np.int32)
         # Leased before anything is evicted, so that a load cannot displace what it builds on.
         here = _reach(absent, 0, len(ahead))
@@ -217,7 +234,7 @@ class Loads:
         """End all its leases; loads that nobody else wants are cancelled."""
         waits = set(entry.waits)
         self._line.uncover(entry, 0)
-        self._mover.cancel(self._flights.abandon(waits, entry.request.id))
+        self._want_no_more(entry, waits)
 
     # -- what the mover says ---------------------------------------------------------------------
 

@@ -26,14 +26,15 @@ class Wanted:
     """A waiting request, or a hint of one, as the planner sees it. Counts are blocks.
 
     Of the blocks it matched, the first `covered` are under its prefetch lease. Behind them lie
-    `here` that need only a lease (on the device, or being loaded for somebody) and `to_load` that
-    have only a host copy.
+    `here` that need only a lease (on the device, or being loaded for somebody), `kept` of which
+    others lease already, and `to_load` that have only a host copy.
     """
 
     request: int
     eta_s: float
     covered: int
     here: int
+    kept: int
     to_load: int
     expires_s: float = float("inf")
 
@@ -56,9 +57,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Bring:
-    """Lease what is there of `request`'s path and load the next `blocks` of it."""
+    """Lease the next `reach` blocks of `request`'s path at most, loading `blocks` of them."""
 
     request: int
+    reach: int
     blocks: int
     deadline_s: float
     protected: bool
@@ -125,19 +127,21 @@ def make_plan(view: View, rates: Rates) -> Plan:
             continue
         if not wanted.here and not wanted.to_load:
             continue
-        blocks = max(0, min(wanted.to_load, room, lease_room - wanted.here, copy_room))
+        # What others lease already takes no more of the pool.
+        idle = wanted.here - wanted.kept
+        blocks = max(0, min(wanted.to_load, room, lease_room - idle, copy_room))
         protected = False
         if blocks < wanted.to_load and _must_go_now(view, wanted, rates):
-            most = max(0, min(wanted.to_load, protected_room, lease_room - wanted.here, copy_room))
+            most = max(0, min(wanted.to_load, protected_room, lease_room - idle, copy_room))
             protected, blocks = most > blocks, max(most, blocks)
-        if wanted.here <= lease_room:
-            plan.bring.append(Bring(wanted.request, blocks, wanted.eta_s, protected))
+        reach = min(wanted.here + blocks, wanted.kept + lease_room)
+        plan.bring.append(Bring(wanted.request, reach, blocks, wanted.eta_s, protected))
         if blocks < wanted.to_load:
             plan.refused.append(wanted.request)
             break
         room -= blocks
-        protected_room -= blocks + wanted.here
-        lease_room -= blocks + wanted.here
+        protected_room -= blocks + idle
+        lease_room -= blocks + idle
         copy_room -= blocks
         if copy_room <= 0 or lease_room <= 0 or len(plan.bring) >= view.most_brings:
             break

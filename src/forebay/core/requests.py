@@ -135,6 +135,8 @@ class Waiting:
     demanded_s: float | None = None
     refused: bool = False
     here: int = 0
+    kept: int = 0
+    """Those of `here` that others leased when they were counted."""
     to_load: int = 0
     lost_epoch: int = -1
     moved_epoch: int = -1

@@ -87,6 +87,7 @@ class WaitingLine:
         resident = self._store.resident(ahead)
         entry.here = int(np.count_nonzero(resident))
         entry.to_load = len(ahead) - entry.here
+        entry.kept = int(np.count_nonzero(self._store.device.leases(ahead[resident])))
 
     def held(self, entry: Waiting) -> int:
         """Blocks that it covers, or that others keep on the device: they take no slot."""
