@@ -13,7 +13,8 @@ import time
 from typing import Any
 
 # First, because it sets how OpenMP threads wait.
-from forebay.engine.models import SMOLLM2, LoadedModel, load_model  # isort: skip
+from forebay.engine.folder import SMOLLM2  # isort: skip
+from forebay.engine.models import LoadedModel, load_model  # isort: skip
 
 import numpy as np
 import report

@@ -18,13 +18,14 @@ from talker import save_talker, talker_model, talker_tokenizer
 
 from forebay.cli import app
 from forebay.cli.chat import Chat, at_terminal
-from forebay.cli.values import parse_mode, parse_modes, parse_size
+from forebay.cli.values import parse_mode, parse_modes
 from forebay.core.modes import Mode
 from forebay.engine.engine import Engine
 from forebay.engine.models import adopt_model
 from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
+from forebay.machine.sizes import parse_size
 
 
 @pytest.fixture(scope="module")

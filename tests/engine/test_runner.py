@@ -8,7 +8,6 @@ from forebay.engine.models import adopt_model
 from forebay.engine.pool import KVPool
 from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.text import chat_prompt
-from forebay.engine.threads import usable_cores
 from forebay.errors import ModelError, RequestError
 
 FAMILIES = ["llama", "qwen3", "gpt_neox", "gpt2", "mixtral", "qwen3_moe", "deepseek_v3"]
@@ -165,14 +164,6 @@ def test_sixteen_bit_stays_close_to_thirty_two(build_model, tiny_model, random_p
         logits.append(torch.log_softmax(runner.forward(last), dim=1))
     assert logits[0].dtype == torch.float32
     assert float((logits[1].exp() * (logits[1] - logits[0])).sum(1).mean()) < 0.05
-
-
-def test_threads_follow_the_quota_of_the_control_group(tmp_path):
-    quota = tmp_path / "cpu.max"
-    assert usable_cores(quota) == usable_cores()
-    for text, cores in [("max 100000", usable_cores()), ("50000 100000", 1), ("?", usable_cores())]:
-        quota.write_text(text)
-        assert usable_cores(quota) == cores
 
 
 def test_smollm2_answers_like_generate(smollm2, plain_generate):

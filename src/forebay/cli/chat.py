@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from forebay.cli.garbage import keep_out_of_collections
-from forebay.cli.values import parse_mode, parse_size
+from forebay.cli.values import parse_mode
 from forebay.core.ledger import Source
 from forebay.engine.engine import Engine
 from forebay.engine.models import load_model
@@ -19,6 +19,7 @@ from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.engine.text import chat_prompt
 from forebay.errors import RequestError
+from forebay.machine.sizes import parse_size
 
 _PROMPT = "you> "
 _COMMANDS = "/reset forgets the conversation, /stats says what the cache did, /exit ends"

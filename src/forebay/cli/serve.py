@@ -6,12 +6,13 @@ import logging
 from pathlib import Path
 
 from forebay.cli.garbage import keep_out_of_collections
-from forebay.cli.values import parse_mode, parse_size
+from forebay.cli.values import parse_mode
 from forebay.config import BatchSettings
 from forebay.engine.engine import Engine
 from forebay.engine.models import load_model
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
+from forebay.machine.sizes import parse_size
 from forebay.server.run import Server
 from forebay.server.settings import ApiKey, ServerSettings
 

