@@ -21,6 +21,8 @@ def check(cache: Cache) -> None:
         counts = pool.counts()
         assert counts[SlotState.FREE] == pool.free, "the free list and the states differ"
         assert len(used) + pool.free + counts[SlotState.QUARANTINED] == pool.count, "a slot leaked"
+        states = pool.state(np.arange(pool.count, dtype=np.int32))
+        assert list(counts.values()) == np.bincount(states, minlength=len(counts)).tolist()
         states = pool.state(used)
         assert not np.isin(states, [SlotState.FREE, SlotState.QUARANTINED]).any()
     _check_leases(cache, everything)

@@ -152,6 +152,9 @@ class OwnDevicePool:
     def state(self, blocks: Ids) -> NDArray[np.int8]:
         return self.tier.state(self._slot.take(blocks))
 
+    def counts(self) -> dict[SlotState, int]:
+        return self.tier.counts()
+
     def busy(self, blocks: Ids) -> NDArray[np.bool_]:
         return self._busy.take(blocks)
 

@@ -75,6 +75,10 @@ class DevicePool(Protocol):
         """The `SlotState` of each block's slot; FREE where it has none."""
         ...
 
+    def counts(self) -> dict[SlotState, int]:
+        """How many slots are in each state, without a scan over them."""
+        ...
+
     def busy(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether a copy reads or writes each block."""
         ...

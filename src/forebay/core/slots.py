@@ -62,7 +62,7 @@ class TierSlots:
         self._waiting: deque[tuple[int, Ids]] = deque()
         self._waiting_count = 0
         self._completed_step = 0
-        self.quarantined = 0
+        self._counts = [count, *[0] * (len(SlotState) - 1)]
 
     @property
     def free(self) -> int:
@@ -77,10 +77,14 @@ class TierSlots:
         """The newest step that may touch each slot."""
         return self._stamp.take(slots)
 
+    @property
+    def quarantined(self) -> int:
+        """QUARANTINED slots."""
+        return self._counts[SlotState.QUARANTINED]
+
     def counts(self) -> dict[SlotState, int]:
-        """How many slots are in each state."""
-        found = np.bincount(self._state[: self.count], minlength=len(SlotState))
-        return {state: int(found[state]) for state in SlotState}
+        """How many slots are in each state: kept, so that asking costs nothing."""
+        return dict(zip(SlotState, self._counts, strict=True))
 
     def take_oldest(self, count: int, state: SlotState) -> Ids:
         """Move `count` FREE slots to `state`, oldest stamp first. The caller checked `free`."""
@@ -120,10 +124,9 @@ class TierSlots:
             found = {SlotState(int(value)).name for value in before}
             raise ProtocolError(f"slots in {sorted(found)} cannot become {state.name}")
         self._state.put(slots, state)
+        self._recount(before, state)
         if state is SlotState.FREE:
             self._put_back(slots)
-        elif state is SlotState.QUARANTINED:
-            self.quarantined += len(slots)
 
     def touch(self, slots: Ids, step: int) -> None:
         """Note that `step`, the newest of all, may still touch `slots`: stamps only grow."""
@@ -136,6 +139,16 @@ class TierSlots:
             _, slots = self._waiting.popleft()
             self._waiting_count -= len(slots)
             self._push_ready(slots)
+
+    def _recount(self, before: NDArray[np.int8], state: SlotState) -> None:
+        first = int(before[0])
+        alike = int(np.count_nonzero(before == first))
+        if alike == len(before):
+            self._counts[first] -= alike
+        else:
+            for gone, count in enumerate(np.bincount(before).tolist()):
+                self._counts[gone] -= count
+        self._counts[state] += len(before)
 
     def _put_back(self, slots: Ids) -> None:
         newest = int(self._stamp.take(slots).max())
@@ -161,6 +174,8 @@ class TierSlots:
     def _hand_out(self, pieces: list[Ids], state: SlotState) -> Ids:
         slots = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         self._state.put(slots, state)
+        self._counts[SlotState.FREE] -= len(slots)
+        self._counts[state] += len(slots)
         return slots
 
     def _require_free(self, count: int) -> None:
