@@ -141,13 +141,17 @@ void Arbiter::await_older() {
     if (!lane.busy()) continue;
     const Signal signal = backend_.query(lane.window.event->handle);
     std::string error;
+    double end_s = now_s();
     if (signal == Signal::failed) error = backend_.error_text(lane.window.event->handle);
+    if (signal == Signal::done) {
+      backend_.span(lane.stream, lane.window.event->handle, lane.window.start_s, end_s);
+    }
     const std::lock_guard lock(board_.mutex);
-    settle(lane, signal, error);
+    settle(lane, signal, error, end_s);
   }
 }
 
-void Arbiter::settle(Lane& lane, Signal signal, const std::string& error) {
+void Arbiter::settle(Lane& lane, Signal signal, const std::string& error, double end_s) {
   if (signal == Signal::pending) {
     if (!lane.lost && now_s() - lane.window.start_s > settings_.window_timeout_s) {
       declare_lost(lane, "the link did not end this copy within its bound");
@@ -156,7 +160,7 @@ void Arbiter::settle(Lane& lane, Signal signal, const std::string& error) {
   }
   if (!lane.lost) {
     if (signal == Signal::done) {
-      board_.landed(lane.window, static_cast<int>(&lane - lanes_.data()));
+      board_.landed(lane.window, static_cast<int>(&lane - lanes_.data()), end_s);
     } else {
       board_.failed(lane.window, error);
     }

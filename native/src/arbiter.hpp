@@ -40,7 +40,7 @@ class Arbiter {
   void issue(Lane& lane);
   std::string hand_over(Lane& lane, PooledEvent*& event);
   void await_older();
-  void settle(Lane& lane, Signal signal, const std::string& error);
+  void settle(Lane& lane, Signal signal, const std::string& error, double end_s);
   void declare_lost(Lane& lane, const std::string& error);
   Lane* idle_lane();
   Lane* older_lane();

@@ -43,6 +43,16 @@ class Backend {
   // Why an event failed.
   virtual std::string error_text(Event event) = 0;
 
+  // When the window whose `event` completed began and ended on the device, on the clock of now_s().
+  // False where the backend does not take that; then the host's view serves.
+  virtual bool span(StreamHandle lane, Event event, double& start_s, double& end_s) {
+    static_cast<void>(lane);
+    static_cast<void>(event);
+    static_cast<void>(start_s);
+    static_cast<void>(end_s);
+    return false;
+  }
+
   // Ends every stream the backend opened and joins its threads; work not yet run is dropped and its
   // events fail. Idempotent. Other calls stay safe afterwards.
   virtual void close() = 0;

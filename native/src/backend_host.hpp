@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "backend.hpp"
+#include "hooks.hpp"
 #include "throttle.hpp"
 #include "work_stream.hpp"
 
 namespace forebay {
 
-class HostBackend : public Backend {
+class HostBackend : public Backend, public TestHooks {
  public:
   HostBackend(double link_bytes_per_s, std::uint64_t seed, Clock::duration longest_delay);
   ~HostBackend() override;
@@ -28,11 +29,10 @@ class HostBackend : public Backend {
   std::string error_text(Event event) override;
   void close() override;
 
-  // Test hooks. A held lane begins nothing; after `skip` more windows of a direction one fails with
-  // half of its bytes copied.
-  void hold_lane(Direction direction, int lane);
-  void release_lane(Direction direction, int lane);
-  void fail_window(Direction direction, int skip);
+  // A window that fails has half of its bytes copied.
+  void hold_lane(Direction direction, int lane) override;
+  void release_lane(Direction direction, int lane) override;
+  void fail_window(Direction direction, int skip) override;
 
  protected:
   StreamHandle open_stream();

@@ -10,6 +10,8 @@
 
 #include "backend_sim.hpp"
 #include "core.hpp"
+#include "cuda/cuda_backend.hpp"
+#include "cuda/cuda_bindings.hpp"
 
 namespace nb = nanobind;
 
@@ -38,6 +40,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise_as("SettingsError", error.what());
   } catch (const ProtocolError& error) {
     raise_as("ProtocolError", error.what());
+  } catch (const BackendError& error) {
+    raise_as("DeviceError", error.what());
   }
 }
 
@@ -116,26 +120,27 @@ std::uint64_t checksum(const PoolLayout& pool, std::int32_t slot) {
 class PyCore {
  public:
   PyCore(const std::string& backend, const PoolLayout& device, const PoolLayout& host,
-         const Settings& settings, double link_bytes_per_s, std::uint64_t seed,
-         double longest_delay_s) {
+         const Settings& settings, const cuda::BackendSettings& cuda_settings,
+         double link_bytes_per_s, std::uint64_t seed, double longest_delay_s) {
     if (!(link_bytes_per_s >= 0)) throw SettingsError("link_bytes_per_s must not be negative");
-    std::unique_ptr<HostBackend> made;
+    std::unique_ptr<Backend> made;
     if (backend == "cpu") {
-      made = std::make_unique<CpuBackend>(link_bytes_per_s);
+      made = hooked(std::make_unique<CpuBackend>(link_bytes_per_s));
+    } else if (backend == "cuda") {
+      made = hooked(std::make_unique<cuda::CudaBackend>(cuda_settings));
     } else if (backend == "sim") {
       auto sim = std::make_unique<SimBackend>(seed, longest_delay_s);
       sim_ = sim.get();
-      made = std::move(sim);
+      made = hooked(std::move(sim));
     } else {
-      throw SettingsError("there is no backend '" + backend + "': use 'cpu' or 'sim'");
+      throw SettingsError("there is no backend '" + backend + "': use 'cpu', 'cuda' or 'sim'");
     }
-    hooks_ = made.get();
     core = std::make_unique<Core>(settings, device, host, std::move(made));
   }
 
   std::unique_ptr<Core> core;
 
-  HostBackend& hooks() { return *hooks_; }
+  TestHooks& hooks() { return *hooks_; }
   SimBackend& sim() {
     if (sim_ == nullptr) throw ProtocolError("only the sim backend has compute streams");
     return *sim_;
@@ -189,7 +194,13 @@ class PyCore {
     return out;
   }
 
-  HostBackend* hooks_ = nullptr;
+  template <typename Made>
+  std::unique_ptr<Made> hooked(std::unique_ptr<Made> backend) {
+    hooks_ = backend.get();
+    return backend;
+  }
+
+  TestHooks* hooks_ = nullptr;
   SimBackend* sim_ = nullptr;
   SimKernels kernels_;
 };
@@ -233,9 +244,12 @@ nb::tuple windows(PyCore& self) {
 void make_core(PyCore* self, const std::string& backend, const PoolLayout& device,
                const PoolLayout& host, std::int64_t window_bytes, int lanes,
                double link_bytes_per_s, double window_timeout_s, std::int64_t most_transfers,
-               std::int64_t window_records, std::uint64_t seed, double longest_delay_s) {
+               std::int64_t window_records, std::uint64_t seed, double longest_delay_s,
+               int device_index, double spin_s, bool timing, bool piece_by_piece) {
   const Settings settings{window_bytes, lanes, window_timeout_s, most_transfers, window_records};
-  new (self) PyCore(backend, device, host, settings, link_bytes_per_s, seed, longest_delay_s);
+  const cuda::BackendSettings cuda_settings{device_index, spin_s, timing, piece_by_piece};
+  new (self) PyCore(backend, device, host, settings, cuda_settings, link_bytes_per_s, seed,
+                    longest_delay_s);
 }
 
 void bind_pool(nb::module_& module) {
@@ -310,7 +324,9 @@ NB_MODULE(_native, module) {
   core.def("__init__", &make_core, nb::arg("backend"), nb::arg("device"), nb::arg("host"),
            nb::kw_only(), nb::arg("window_bytes"), nb::arg("lanes"), nb::arg("link_bytes_per_s"),
            nb::arg("window_timeout_s"), nb::arg("most_transfers"), nb::arg("window_records"),
-           nb::arg("seed"), nb::arg("longest_delay_s"));
+           nb::arg("seed"), nb::arg("longest_delay_s"), nb::arg("device_index"),
+           nb::arg("spin_s"), nb::arg("timing"), nb::arg("piece_by_piece"));
   bind_calls(core);
   bind_hooks(core);
+  cuda::bind(module);
 }

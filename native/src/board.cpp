@@ -196,10 +196,10 @@ void Board::forget(Window& window) {
   windows.erase(std::remove(windows.begin(), windows.end(), &window), windows.end());
 }
 
-void Board::landed(Window& window, int lane) {
+void Board::landed(Window& window, int lane, double end_s) {
   Transfer& transfer = *window.transfer;
   forget(window);
-  windows_.push(WindowRecord{transfer.id, window.end - window.begin, window.start_s, now_s(),
+  windows_.push(WindowRecord{transfer.id, window.end - window.begin, window.start_s, end_s,
                              static_cast<std::uint8_t>(transfer.direction),
                              static_cast<std::uint8_t>(window.transfer_class),
                              static_cast<std::uint8_t>(lane), {}});

@@ -58,7 +58,7 @@ class Board {
   // Takes the next window of the most urgent transfer that has one; the board keeps its address.
   bool choose(Direction direction, Window& window);
   void recorded(Window& window, PooledEvent& event);
-  void landed(Window& window, int lane);
+  void landed(Window& window, int lane, double end_s);
   // `window` failed, or never ended: its transfer fails and forgets it.
   void failed(Window& window, const std::string& error);
   // No lane is left: every transfer of the direction fails.

@@ -48,5 +48,9 @@ class LinkTimeoutError(ForebayError, TimeoutError):
     """A bounded wait on the link passed its bound."""
 
 
+class DeviceError(ForebayError, RuntimeError):
+    """The driver of a device refused a call. The text has its name for the reason."""
+
+
 class CorruptBlockError(ForebayError):
     """A block read from the cache differs from what its step wrote. Found in debug mode only."""

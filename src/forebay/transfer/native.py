@@ -27,6 +27,9 @@ from forebay.transfer.pool import Pool
 DEFAULT_WINDOW_BYTES = 8 << 20
 """Two lanes of 8 MiB windows carry 98 % of a PCIe 5 link while a foreign copy waits 0.17 ms."""
 
+DEFAULT_SPIN_S = 20e-6
+"""A small part of a window's time: long enough that the next window is rarely late."""
+
 _READY, _NOT_ISSUED, _FAILED, _TIMEOUT = range(4)
 _OUTCOMES = tuple(Outcome)
 
@@ -34,10 +37,15 @@ _OUTCOMES = tuple(Outcome)
 class NativeMover:
     """A `Mover` over a device pool and a host pool of this process.
 
-    `backend` is "cpu" (copies by the lanes' own threads) or "sim" (streams with a driver's rules
-    and seeded delays, for tests). `link_bytes_per_s` slows each direction of "cpu" to a link's
+    `backend` is "cpu" (copies by the lanes' own threads), "cuda" (a GPU's copy engines) or "sim"
+    (streams with a driver's rules and seeded delays, for tests). `link_bytes_per_s` slows each direction of "cpu" to a link's
     rate; 0 does not. `window_bytes` trades rate against how long an urgent copy waits.
     A window that does not end within `window_timeout_s` counts as lost and fails its transfer.
+
+    On "cuda", device `device_index`, both pools lie where that device reaches them (the host pool
+    pinned). A thread that waits asks the driver for `spin_s` without pause before it sleeps
+    between questions. `timing` takes the times of :meth:`windows` on the device, at a cost per
+    window; `piece_by_piece` is how drivers before CUDA 12.8 copy.
     Raises `SettingsError` for pools that do not fit each other and settings out of range.
     """
 
@@ -55,6 +63,10 @@ class NativeMover:
         window_records: int = 1 << 14,
         seed: int = 0,
         longest_delay_s: float = 0.0,
+        device_index: int = 0,
+        spin_s: float = DEFAULT_SPIN_S,
+        timing: bool = False,
+        piece_by_piece: bool = False,
     ) -> None:
         self._pools = (device, host)
         self._core = _native.Core(
@@ -69,6 +81,10 @@ class NativeMover:
             window_records=window_records,
             seed=seed,
             longest_delay_s=longest_delay_s,
+            device_index=device_index,
+            spin_s=spin_s,
+            timing=timing,
+            piece_by_piece=piece_by_piece,
         )
         self._windows_dropped = 0
 

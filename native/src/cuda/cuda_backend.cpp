@@ -1,0 +1,254 @@
+#include "cuda/cuda_backend.hpp"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+namespace forebay::cuda {
+
+namespace {
+
+// Between questions of a wait that has spun long enough. A window of 4 MiB takes 77 us on a PCIe 5
+// link and two are in flight, so a lane refilled this much late costs no bandwidth.
+constexpr std::chrono::microseconds kNap{20};
+
+struct OwnEvent {
+  EventHandle handle = nullptr;
+  std::atomic<Result> error{kSuccess};
+};
+
+OwnEvent& as_event(Backend::Event event) { return *static_cast<OwnEvent*>(event); }
+
+Stream as_stream(StreamHandle handle) { return reinterpret_cast<Stream>(handle); }
+
+}  // namespace
+
+struct CudaBackend::Lane {
+  Direction direction;
+  Stream stream = nullptr;
+  EventHandle began = nullptr;                  // with timing: before the window in flight
+  volatile std::uint32_t* gate = nullptr;       // pinned; the lane waits for it to be 1 when held
+  std::vector<Address> destinations, sources;   // scratch of its arbiter
+  std::vector<std::size_t> sizes;
+};
+
+CudaBackend::CudaBackend(const BackendSettings& settings)
+    : driver_(Driver::get()), settings_(settings), device_(settings.device_index) {
+  if (!settings.timing) return;
+  const DeviceContext::Scope scope(device_);
+  driver_.check("making an event", driver_.create_event(&base_, kEventDefault));
+  driver_.check("recording an event", driver_.record_event(base_, nullptr));
+  driver_.check("waiting for an event", driver_.synchronize_event(base_));
+  base_s_ = now_s();
+}
+
+CudaBackend::~CudaBackend() {
+  CudaBackend::close();
+  const DeviceContext::Scope scope(device_);
+  for (auto& lanes : lanes_) {
+    for (auto& lane : lanes) {
+      if (lane->began != nullptr) driver_.destroy_event(lane->began);
+      if (lane->gate != nullptr) driver_.free_host(const_cast<std::uint32_t*>(lane->gate));
+    }
+  }
+  if (base_ != nullptr) driver_.destroy_event(base_);
+}
+
+void CudaBackend::enter_thread() {
+  device_.enter();
+  // Sleeps are of tens of microseconds; the kernel may lengthen them by as much unless told.
+  prctl(PR_SET_TIMERSLACK, 1UL);
+}
+
+StreamHandle CudaBackend::open_lane(Direction direction, int) {
+  const DeviceContext::Scope scope(device_);
+  auto lane = std::make_unique<Lane>();
+  lane->direction = direction;
+  int lowest = 0;
+  int highest = 0;
+  driver_.check("asking for stream priorities", driver_.priority_range(&lowest, &highest));
+  driver_.check("opening a lane",
+                driver_.create_stream(&lane->stream, kStreamNonBlocking, lowest));
+  if (settings_.timing) {
+    driver_.check("making an event", driver_.create_event(&lane->began, kEventDefault));
+  }
+  const auto handle = reinterpret_cast<StreamHandle>(lane->stream);
+  lanes_[static_cast<std::size_t>(index_of(direction))].push_back(std::move(lane));
+  return handle;
+}
+
+CudaBackend::Lane& CudaBackend::lane_of(StreamHandle handle) {
+  for (auto& lanes : lanes_) {
+    for (auto& lane : lanes) {
+      if (lane->stream == as_stream(handle)) return *lane;
+    }
+  }
+  throw ProtocolError("this stream is no lane");
+}
+
+void CudaBackend::copy(StreamHandle handle, std::span<const Piece> pieces) {
+  Lane& lane = lane_of(handle);
+  if (lane.began != nullptr) {
+    driver_.check("recording an event", driver_.record_event(lane.began, lane.stream));
+  }
+  if (take_fault(lane.direction)) throw BackendError("injected fault");
+  const bool batch = driver_.copy_batch != nullptr || driver_.copy_batch_12 != nullptr;
+  if (batch && pieces.size() > 1 && !settings_.piece_by_piece) {
+    copy_batch(lane, pieces);
+    return;
+  }
+  for (const Piece& piece : pieces) {
+    driver_.check("copying",
+                  driver_.copy(reinterpret_cast<Address>(piece.destination),
+                               reinterpret_cast<Address>(piece.source), piece.bytes, lane.stream));
+  }
+}
+
+void CudaBackend::copy_batch(Lane& lane, std::span<const Piece> pieces) {
+  lane.destinations.clear();
+  lane.sources.clear();
+  lane.sizes.clear();
+  for (const Piece& piece : pieces) {
+    lane.destinations.push_back(reinterpret_cast<Address>(piece.destination));
+    lane.sources.push_back(reinterpret_cast<Address>(piece.source));
+    lane.sizes.push_back(piece.bytes);
+  }
+  CopyAttributes attributes;
+  std::size_t first = 0;
+  std::size_t failed = 0;
+  const std::size_t count = pieces.size();
+  const Result result =
+      driver_.copy_batch != nullptr
+          ? driver_.copy_batch(lane.destinations.data(), lane.sources.data(), lane.sizes.data(),
+                               count, &attributes, &first, 1, lane.stream)
+          : driver_.copy_batch_12(lane.destinations.data(), lane.sources.data(), lane.sizes.data(),
+                                  count, &attributes, &first, 1, &failed, lane.stream);
+  driver_.check("copying a window", result);
+}
+
+Backend::Event CudaBackend::create_event() {
+  const DeviceContext::Scope scope(device_);
+  auto event = std::make_unique<OwnEvent>();
+  driver_.check("making an event",
+                driver_.create_event(&event->handle,
+                                     settings_.timing ? kEventDefault : kEventDisableTiming));
+  return event.release();
+}
+
+void CudaBackend::destroy_event(Event event) {
+  const DeviceContext::Scope scope(device_);
+  driver_.destroy_event(as_event(event).handle);
+  delete &as_event(event);
+}
+
+void CudaBackend::record(Event event, StreamHandle stream) {
+  const DeviceContext::Scope scope(device_);
+  as_event(event).error = kSuccess;
+  driver_.check("recording an event",
+                driver_.record_event(as_event(event).handle, as_stream(stream)));
+}
+
+Signal CudaBackend::query(Event event) {
+  const DeviceContext::Scope scope(device_);
+  const Result result = driver_.query_event(as_event(event).handle);
+  if (result == kSuccess) return Signal::done;
+  if (result == kNotReady) return Signal::pending;
+  as_event(event).error = result;
+  return Signal::failed;
+}
+
+// Asks instead of blocking in the driver, which knows no bound: a link that stops must not take the
+// thread with it.
+Signal CudaBackend::wait(Event event, double timeout_s) {
+  const auto began = Clock::now();
+  const auto until = began + bounded(timeout_s);
+  const auto spun = began + bounded(settings_.spin_s);
+  for (;;) {
+    const Signal signal = query(event);
+    const auto now = Clock::now();
+    if (signal != Signal::pending || now >= until) return signal;
+    if (now >= spun) std::this_thread::sleep_for(std::min<Clock::duration>(kNap, until - now));
+  }
+}
+
+Signal CudaBackend::stream_wait(StreamHandle stream, Event event, double) {
+  const DeviceContext::Scope scope(device_);
+  const Result result = driver_.wait_event(as_stream(stream), as_event(event).handle, 0);
+  if (result == kSuccess) return Signal::done;
+  as_event(event).error = result;
+  return Signal::failed;
+}
+
+std::string CudaBackend::error_text(Event event) {
+  const Result error = as_event(event).error;
+  return error == kSuccess ? std::string() : driver_.describe("the copy failed", error);
+}
+
+bool CudaBackend::span(StreamHandle handle, Event event, double& start_s, double& end_s) {
+  if (!settings_.timing) return false;
+  const DeviceContext::Scope scope(device_);
+  float start_ms = 0;
+  float end_ms = 0;
+  if (driver_.elapsed_ms(&start_ms, base_, lane_of(handle).began) != kSuccess) return false;
+  if (driver_.elapsed_ms(&end_ms, base_, as_event(event).handle) != kSuccess) return false;
+  start_s = base_s_ + 1e-3 * static_cast<double>(start_ms);
+  end_s = base_s_ + 1e-3 * static_cast<double>(end_ms);
+  return true;
+}
+
+void CudaBackend::close() {
+  if (std::exchange(closed_, true)) return;
+  const DeviceContext::Scope scope(device_);
+  for (auto& lanes : lanes_) {
+    for (auto& lane : lanes) {
+      if (lane->gate != nullptr) *lane->gate = 1;
+      // Returns at once; the stream goes when what it carries has ended.
+      driver_.destroy_stream(lane->stream);
+    }
+  }
+}
+
+CudaBackend::Lane& CudaBackend::lane_at(Direction direction, int lane) {
+  auto& lanes = lanes_[static_cast<std::size_t>(index_of(direction))];
+  if (lane < 0 || static_cast<std::size_t>(lane) >= lanes.size()) {
+    throw ProtocolError("there is no lane " + std::to_string(lane));
+  }
+  return *lanes[static_cast<std::size_t>(lane)];
+}
+
+void CudaBackend::hold_lane(Direction direction, int lane) {
+  const DeviceContext::Scope scope(device_);
+  const std::lock_guard lock(hooks_mutex_);
+  Lane& held = lane_at(direction, lane);
+  if (held.gate == nullptr) {
+    void* memory = nullptr;
+    driver_.check("allocating a gate", driver_.allocate_host(&memory, 64, kHostPortable));
+    held.gate = static_cast<volatile std::uint32_t*>(memory);
+  }
+  *held.gate = 0;
+  driver_.check("holding a lane",
+                driver_.wait_value(held.stream, reinterpret_cast<Address>(held.gate), 1,
+                                   kWaitValueEqual));
+}
+
+void CudaBackend::release_lane(Direction direction, int lane) {
+  const std::lock_guard lock(hooks_mutex_);
+  Lane& held = lane_at(direction, lane);
+  if (held.gate != nullptr) *held.gate = 1;
+}
+
+void CudaBackend::fail_window(Direction direction, int skip) {
+  const std::lock_guard lock(hooks_mutex_);
+  windows_to_fault_[static_cast<std::size_t>(index_of(direction))] = std::max(skip, 0);
+}
+
+bool CudaBackend::take_fault(Direction direction) {
+  const std::lock_guard lock(hooks_mutex_);
+  int& left = windows_to_fault_[static_cast<std::size_t>(index_of(direction))];
+  return left >= 0 && left-- == 0;
+}
+
+}  // namespace forebay::cuda

@@ -1,0 +1,73 @@
+// Lanes and events of a CUDA device.
+//
+// A window is one call of the driver. Lanes have the lowest priority the device offers, which orders
+// kernels and, as measured, not copies: what is urgent goes first because each lane has at most one
+// window in flight, not because of the driver.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backend.hpp"
+#include "cuda/driver.hpp"
+#include "hooks.hpp"
+
+namespace forebay::cuda {
+
+struct BackendSettings {
+  int device_index = 0;
+  // A wait asks the driver without pause for so long, then sleeps between questions.
+  double spin_s = 20e-6;
+  // Events that tell when windows began and ended, at a cost per window; see span().
+  bool timing = false;
+  // One call of the driver a piece, as drivers before CUDA 12.8 need it.
+  bool piece_by_piece = false;
+};
+
+class CudaBackend final : public Backend, public TestHooks {
+ public:
+  // Throws SettingsError without a driver, or without that device.
+  explicit CudaBackend(const BackendSettings& settings);
+  ~CudaBackend() override;
+
+  void enter_thread() override;
+  StreamHandle open_lane(Direction direction, int lane) override;
+  void copy(StreamHandle lane, std::span<const Piece> pieces) override;
+  Event create_event() override;
+  void destroy_event(Event event) override;
+  void record(Event event, StreamHandle stream) override;
+  Signal query(Event event) override;
+  Signal wait(Event event, double timeout_s) override;
+  Signal stream_wait(StreamHandle stream, Event event, double timeout_s) override;
+  std::string error_text(Event event) override;
+  bool span(StreamHandle lane, Event event, double& start_s, double& end_s) override;
+  void close() override;
+
+  void hold_lane(Direction direction, int lane) override;
+  void release_lane(Direction direction, int lane) override;
+  void fail_window(Direction direction, int skip) override;
+
+ private:
+  struct Lane;
+
+  Lane& lane_of(StreamHandle handle);
+  Lane& lane_at(Direction direction, int lane);
+  void copy_batch(Lane& lane, std::span<const Piece> pieces);
+  void set_gate(Lane& lane, std::uint32_t value);
+  bool take_fault(Direction direction);
+
+  const Driver& driver_;
+  const BackendSettings settings_;
+  const DeviceContext device_;
+  std::array<std::vector<std::unique_ptr<Lane>>, kDirections> lanes_;  // fixed once opened
+  EventHandle base_ = nullptr;  // with timing: recorded at base_s_
+  double base_s_ = 0;
+  std::mutex hooks_mutex_;
+  std::array<int, kDirections> windows_to_fault_{-1, -1};
+  bool closed_ = false;
+};
+
+}  // namespace forebay::cuda

@@ -1,0 +1,179 @@
+#include "cuda/pinned.hpp"
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace forebay::cuda {
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr int kPreferred = 1;  // MPOL_PREFERRED
+
+std::size_t slice_of(const PinSettings& settings, std::size_t size) {
+  const std::size_t grain = std::lcm(std::max<std::size_t>(settings.grain_bytes, 1), kPage);
+  return std::min(size, std::max(grain, settings.slice_bytes / grain * grain));
+}
+
+}  // namespace
+
+PinnedMemory::PinnedMemory(std::size_t size_bytes, const PinSettings& settings)
+    : driver_(Driver::get()),
+      device_(settings.device_index),
+      settings_(settings),
+      size_(size_bytes),
+      slice_(slice_of(settings, size_bytes)),
+      owns_(true) {
+  if (size_bytes == 0) throw SettingsError("pinned memory needs a positive size");
+  reserve();
+  pin_first();
+}
+
+PinnedMemory::PinnedMemory(std::uint64_t address, std::size_t size_bytes,
+                           const PinSettings& settings)
+    : driver_(Driver::get()),
+      device_(settings.device_index),
+      settings_(settings),
+      size_(size_bytes),
+      slice_(slice_of(settings, size_bytes)),
+      begin_(reinterpret_cast<std::byte*>(address)) {
+  if (size_bytes == 0 || address % kPage != 0) {
+    throw SettingsError("memory to pin must begin at a page and have a positive size");
+  }
+  pin_first();
+}
+
+PinnedMemory::~PinnedMemory() { close(); }
+
+// Address space only: pages come when they are touched.
+void PinnedMemory::reserve() {
+  mapped_ = size_ + kHugePage;
+  mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping_ == MAP_FAILED) {
+    mapping_ = nullptr;
+    throw SettingsError(std::to_string(size_) + " bytes of host memory cannot be had: " +
+                        std::strerror(errno) + "; use a smaller pool");
+  }
+  const auto at = reinterpret_cast<std::uint64_t>(mapping_);
+  begin_ = reinterpret_cast<std::byte*>((at + kHugePage - 1) / kHugePage * kHugePage);
+  // Both are wishes: without huge pages or a choice of node the memory serves as well.
+  madvise(begin_, size_, MADV_HUGEPAGE);
+  if (settings_.numa_node >= 0 && settings_.numa_node < 64) {
+    const unsigned long nodes = 1UL << settings_.numa_node;
+    syscall(SYS_mbind, begin_, size_, kPreferred, &nodes, 64UL + 1, 0U);
+  }
+}
+
+void PinnedMemory::touch(std::size_t from, std::size_t bytes) const {
+  if (!owns_) return;
+  std::vector<std::thread> threads;
+  const auto count = static_cast<std::size_t>(std::clamp(settings_.threads, 1, 64));
+  const std::size_t share = (bytes / count + kHugePage - 1) / kHugePage * kHugePage;
+  for (std::size_t at = 0; at < bytes; at += share) {
+    threads.emplace_back([first = begin_ + from + at, last = begin_ + from + std::min(bytes, at + share),
+                          this] {
+      for (volatile std::byte* page = first; page < last && !stop_; page += kPage) {
+        *page = std::byte{0};
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::size_t PinnedMemory::slice_at(std::size_t from) const { return std::min(slice_, size_ - from); }
+
+Result PinnedMemory::pin(std::size_t from) {
+  const Result result = driver_.register_host(begin_ + from, slice_at(from), kHostPortable);
+  if (result == kSuccess) registered_.push_back(begin_ + from);
+  return result;
+}
+
+void PinnedMemory::pin_first() {
+  const DeviceContext::Scope scope(device_);
+  touch(0, slice_at(0));
+  const Result refused = pin(0);
+  if (refused == kSuccess) {
+    publish(slice_at(0), {});
+    thread_ = std::thread([this] { pin_rest(); });
+    return;
+  }
+  if (!owns_) throw BackendError(driver_.describe("pinning host memory", refused));
+  munmap(mapping_, mapped_);
+  mapping_ = nullptr;
+  void* memory = nullptr;
+  const Result result = driver_.allocate_host(&memory, size_, kHostPortable);
+  if (result != kSuccess) {
+    throw BackendError(driver_.describe("pinning host memory", refused) + "; " +
+                       driver_.describe("and allocating it pinned", result));
+  }
+  begin_ = static_cast<std::byte*>(memory);
+  allocated_ = true;
+  const std::lock_guard lock(mutex_);
+  ready_ = size_;
+  ended_ = true;
+}
+
+// The next slice is touched while this one is registered: the one waits for memory, the other for
+// the driver.
+void PinnedMemory::pin_rest() {
+  std::string error;
+  try {
+    device_.enter();
+    if (slice_ < size_) touch(slice_, slice_at(slice_));
+    for (std::size_t at = slice_; at < size_ && !stop_; at += slice_) {
+      const std::size_t next = at + slice_at(at);
+      std::thread ahead;
+      if (next < size_) ahead = std::thread([this, next] { touch(next, slice_at(next)); });
+      const Result result = pin(at);
+      if (ahead.joinable()) ahead.join();
+      driver_.check("pinning host memory", result);
+      publish(next, {});
+    }
+  } catch (const std::exception& fault) {
+    error = fault.what();
+  }
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  error_ = std::move(error);
+  changed_.notify_all();
+}
+
+void PinnedMemory::publish(std::size_t ready, std::string error) {
+  const std::lock_guard lock(mutex_);
+  ready_ = ready;
+  error_ = std::move(error);
+  changed_.notify_all();
+}
+
+std::string PinnedMemory::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+bool PinnedMemory::wait_ready(std::size_t bytes, double timeout_s) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, bounded(timeout_s), [&] { return ended_ || ready_ >= bytes; });
+  return ready_ >= bytes;
+}
+
+void PinnedMemory::close() {
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+  const DeviceContext::Scope scope(device_);
+  for (std::byte* slice : registered_) driver_.unregister_host(slice);
+  registered_.clear();
+  if (allocated_ && begin_ != nullptr) driver_.free_host(begin_);
+  if (mapping_ != nullptr) munmap(mapping_, mapped_);
+  mapping_ = nullptr;
+  begin_ = nullptr;
+  ready_ = 0;
+}
+
+}  // namespace forebay::cuda

@@ -1,0 +1,135 @@
+"""Host memory from which a GPU's copy engines read at full rate: pinned, and ready from the front.
+
+Pageable memory goes through the driver's own buffer, at a seventh of the rate and with the caller
+blocked. Pinning takes seconds for tens of gigabytes, so it goes on in the background, slice by
+slice, while the front is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay import _native
+from forebay.errors import ProtocolError, SettingsError
+
+_SLICE_BYTES = 1 << 30
+"""One registration of hundreds of gigabytes fails, and holds the driver's lock meanwhile."""
+_TOUCHING_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A CUDA device as the driver tells of it. `numa_node` is -1 where there is only one."""
+
+    name: str
+    memory_bytes: int
+    copy_engines: int
+    numa_node: int
+
+
+def cuda_devices() -> list[CudaDevice]:
+    """The CUDA devices that this process sees. Raises SettingsError without a driver."""
+    return [CudaDevice(*each) for each in _native.cuda_devices()]
+
+
+class PinnedArena:
+    """`size_bytes` of pinned memory for blocks of `block_bytes`, of which no copy may cross a
+    registration.
+
+    Its first `ready_bytes` can be used; they grow in the background. Close every mover first.
+    Raises `SettingsError` without a driver, a device of that index, or the memory, and
+    `DeviceError` when nothing of it can be pinned.
+    """
+
+    def __init__(
+        self,
+        size_bytes: int,
+        block_bytes: int,
+        *,
+        device_index: int = 0,
+        slice_bytes: int = _SLICE_BYTES,
+        threads: int = _TOUCHING_THREADS,
+    ) -> None:
+        if size_bytes <= 0:
+            raise SettingsError("an arena needs a positive size")
+        devices = cuda_devices()
+        known = 0 <= device_index < len(devices)
+        self._memory = _native.PinnedMemory(
+            size_bytes,
+            address=0,
+            device_index=device_index,
+            grain_bytes=block_bytes,
+            slice_bytes=slice_bytes,
+            threads=threads,
+            numa_node=devices[device_index].numa_node if known else -1,
+        )
+        buffer = (ctypes.c_uint8 * size_bytes).from_address(self._memory.address)
+        self._bytes: NDArray[np.uint8] | None = np.frombuffer(buffer, np.uint8)
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """All of the memory, uint8 of shape [size_bytes]; a view that must not outlive `close`."""
+        if self._bytes is None:
+            raise ProtocolError("the arena is closed")
+        return self._bytes
+
+    @property
+    def address(self) -> int:
+        """Where the memory begins."""
+        return self._memory.address
+
+    @property
+    def size_bytes(self) -> int:
+        """As asked for; nothing is rounded up."""
+        return len(self.bytes)
+
+    @property
+    def ready_bytes(self) -> int:
+        """How much of it, from the front, is pinned by now."""
+        return self._memory.ready_bytes
+
+    @property
+    def how(self) -> str:
+        """ "registered", or "allocated" where the driver would not pin memory in place."""
+        return self._memory.how
+
+    @property
+    def error(self) -> str:
+        """Why pinning stopped before the end; empty if it did not."""
+        return self._memory.error
+
+    def wait_ready(self, size_bytes: int, timeout_s: float) -> bool:
+        """Wait until so much is ready or no more will be. Returns whether it is."""
+        return self._memory.wait_ready(size_bytes, timeout_s)
+
+    def blocks(self, slots: int, block_bytes: int) -> NDArray[np.uint8]:
+        """The first `slots * block_bytes` bytes, of shape [slots, block_bytes].
+
+        Raises `SettingsError` when the arena is smaller.
+        """
+        if slots * block_bytes > self.size_bytes:
+            raise SettingsError(
+                f"{slots} blocks of {block_bytes} bytes do not fit an arena of {self.size_bytes}"
+            )
+        return self.bytes[: slots * block_bytes].reshape(slots, block_bytes)
+
+    def close(self) -> None:
+        """Unpin and give back. Idempotent. Views of it must not be used afterwards."""
+        self._bytes = None
+        self._memory.close()
+
+    def __enter__(self) -> PinnedArena:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
