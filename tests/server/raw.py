@@ -57,3 +57,13 @@ def parse(answer: bytes) -> tuple[int, dict[str, str], bytes]:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
     return int(lines[0].split()[1]), headers, body
+
+
+def joined(chunks: bytes) -> bytes:
+    """A body in chunked encoding, put together."""
+    parts = []
+    while chunks:
+        size, _, chunks = chunks.partition(b"\r\n")
+        parts.append(chunks[: int(size, 16)])
+        chunks = chunks[int(size, 16) + 2 :]
+    return b"".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +27,8 @@ logger = logging.getLogger("forebay.server")
 
 _WIRE = (ChatCompletion, Completion, ErrorBody, ModelList, ModeState, Version)
 _MOST_TOLD = 3
+# A part of a field's path; others name the types that were tried.
+_FIELD = re.compile(r"(?!(str|int|float|bool)$)\w+")
 
 
 def make_app(service: Service) -> FastAPI:
@@ -92,12 +95,16 @@ def _told(error: ApiError) -> Response:
     return response
 
 
-async def _not_valid(_: Request, error: Exception) -> Response:
+async def _not_valid(request: Request, error: Exception) -> Response:
     """What was wrong with which field, without repeating what was sent."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A page of another origin can send every other type without being asked first.
+        return _told(ApiError(415, "the body is JSON: send content-type: application/json"))
     found = error.errors() if isinstance(error, RequestValidationError) else []
     told: list[str] = []
     for one in found[:_MOST_TOLD]:
-        where = ".".join(str(part) for part in one["loc"] if part != "body")[:200]
+        where = ".".join(str(part) for part in one["loc"][1:] if _FIELD.fullmatch(str(part)))[:200]
         told.append(f"{where}: {one['msg']}" if where else str(one["msg"]))
     first = found[0]["loc"] if found else ()
     param = str(first[1]) if len(first) > 1 else None

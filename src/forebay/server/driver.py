@@ -38,7 +38,10 @@ _STATS_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One answer to generate. `session` names the conversation within its salt; "" is none."""
+    """One answer to generate. `session` names the conversation within its salt; "" is none.
+
+    `each_token`: pieces name the tokens of which their text came.
+    """
 
     exchange: Exchange
     index: int
@@ -49,6 +52,7 @@ class Job:
     priority: int
     no_cache: bool
     no_save: bool
+    each_token: bool
 
 
 Event = Callable[[], None]
@@ -208,7 +212,7 @@ class EngineThread:
             self._remember(request, job)
             outcome = self._outcome(request, delta.finished)
             self._events.append(partial(self._ended, outcome))
-        tokens = delta.tokens if job.params.logprobs is not None else ()
+        tokens = delta.tokens if job.each_token else ()
         if not (delta.text or tokens or outcome):
             return
         piece = Piece(job.index, delta.text, tokens, outcome)

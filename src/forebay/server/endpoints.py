@@ -20,6 +20,7 @@ from forebay.server.errors import ApiError, ErrorBody
 from forebay.server.exchange import Exchange
 from forebay.server.front import Front, State
 from forebay.server.generation import Generation, Plan
+from forebay.server.headers import MAX_LENGTH, described, fields_of
 from forebay.server.metrics import Metrics
 from forebay.server.prompts import Prompts
 from forebay.server.schemas import (
@@ -29,7 +30,7 @@ from forebay.server.schemas import (
     ModeRequest,
 )
 from forebay.server.settings import ServerSettings
-from forebay.server.shapes import ChatShape, CompletionShape
+from forebay.server.shapes import ChatShape, CompletionShape, UsageSoFar
 from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
 from forebay.server.wire import Model as ModelCard
 
@@ -62,7 +63,7 @@ def _answer(text: str, kind: type) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
-_GENERATION_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+_GENERATION_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 
 
 def routes(service: Service) -> APIRouter:
@@ -79,20 +80,22 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         "/v1/completions",
         response_class=Response,
         responses=_answers(Completion, *_GENERATION_ERRORS),
+        openapi_extra={"parameters": described()},
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a prompt, or several."""
-        _check(body, service)
+        _check(body, request, service)
         prompts = body.prompts()
         per_prompt = body.n or 1
 
         async def jobs(exchange: Exchange) -> list[Job]:
             rows = [await service.prompts.plain(prompt) for prompt in prompts]
             longest = body.max_tokens or _COMPLETION_TOKENS
-            return _jobs(exchange, request, body, rows, longest, body.logprobs)
+            return _jobs(exchange, request, body, rows, longest, body.logprobs, so_far)
 
+        so_far = UsageSoFar(per_prompt) if body.usage_so_far else None
         shape = CompletionShape(
-            service.model_name, body.logprobs is not None, service.prompts.text_of
+            service.model_name, body.logprobs is not None, service.prompts.text_of, so_far
         )
         return _generation(service, body, len(prompts) * per_prompt, jobs, shape)
 
@@ -100,33 +103,46 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         "/v1/chat/completions",
         response_class=Response,
         responses=_answers(ChatCompletion, *_GENERATION_ERRORS),
+        openapi_extra={"parameters": described()},
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        _check(body, service)
+        _check(body, request, service)
         room = min(service.front.loaded.context_tokens, service.front.pool_tokens)
 
         async def jobs(exchange: Exchange) -> list[Job]:
             row = await service.prompts.chat(body)
             longest = body.most_tokens or max(1, room - len(row))
-            return _jobs(exchange, request, body, [row], longest, body.alternatives)
+            return _jobs(exchange, request, body, [row], longest, body.alternatives, so_far)
 
+        so_far = UsageSoFar(body.n or 1) if body.usage_so_far else None
         shape = ChatShape(
             service.model_name,
             bool(body.logprobs),
             service.prompts.text_of,
             tools=body.wants_tools,
             parallel=body.parallel_tool_calls is not False,
+            so_far=so_far,
         )
         return _generation(service, body, body.n or 1, jobs, shape)
 
 
 def _add_information(router: APIRouter, service: Service) -> None:
+    card = ModelCard(service.model_name, service.started, service.front.loaded.context_tokens)
+
     @router.get("/v1/models", response_class=Response, responses=_answers(ModelList, 401))
     async def models() -> Response:
-        """The model that is served."""
-        card = ModelCard(service.model_name, service.started, service.front.loaded.context_tokens)
+        """The model that is served, in a list."""
         return _json(ModelList([card]))
+
+    @router.get(
+        "/v1/models/{model:path}", response_class=Response, responses=_answers(ModelCard, 401, 404)
+    )
+    async def one_model(model: str) -> Response:
+        """The model that is served, by its name."""
+        if model != service.model_name:
+            raise _no_such_model(model, service)
+        return _json(card)
 
     @router.get("/version", response_class=Response, responses=_answers(Version))
     async def version_of_server() -> Response:
@@ -183,15 +199,20 @@ def _add_operation(router: APIRouter, service: Service) -> None:
         return _json(ModeState(service.front.stats.mode.value))
 
 
-def _check(body: GenerationRequest, service: Service) -> None:
+def _check(body: GenerationRequest, request: Request, service: Service) -> None:
+    body.take(fields_of(request.scope["headers"]))
     body.check_supported()
     if body.model is not None and body.model != service.model_name:
-        raise ApiError(
-            404,
-            f"the model {body.model!r} is not served here; {service.model_name!r} is",
-            code="model_not_found",
-            param="model",
-        )
+        raise _no_such_model(body.model, service)
+
+
+def _no_such_model(name: str, service: Service) -> ApiError:
+    return ApiError(
+        404,
+        f"the model {name[:MAX_LENGTH]!r} is not served here; {service.model_name!r} is",
+        code="model_not_found",
+        param="model",
+    )
 
 
 def _jobs(
@@ -201,8 +222,11 @@ def _jobs(
     rows: list[NDArray[Any]],
     longest: int,
     logprobs: int | None,
+    so_far: UsageSoFar | None,
 ) -> list[Job]:
     """The jobs of all answers, in order of their index."""
+    if so_far is not None:
+        so_far.prompt_tokens = [len(row) for row in rows]
     tenant: Tenant = request.scope["state"]["tenant"]
     per_prompt = body.n or 1
     params = [body.sampling(longest, choice, logprobs) for choice in range(per_prompt)]
@@ -217,6 +241,7 @@ def _jobs(
             priority=body.priority or 0,
             no_cache=bool(body.no_cache),
             no_save=bool(body.no_save),
+            each_token=logprobs is not None or so_far is not None,
         )
         for row in range(len(rows))
         for choice in range(per_prompt)

@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step added to answer `index`. `tokens` only where log-probabilities were asked."""
+    """What one step added to answer `index`. `tokens` only where they were asked for."""
 
     index: int
     text: str

@@ -6,44 +6,74 @@ carried are refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from forebay.core.modes import Mode
 from forebay.engine.sampler import MAX_LOGPROBS, SamplingParams
+from forebay.errors import RequestError
 from forebay.server.errors import ApiError
+from forebay.server.headers import LEAST_PRIORITY, MAX_LENGTH, MOST_PRIORITY
 
 _T = TypeVar("_T")
-_Text = Annotated[str, Field(max_length=256)]
+_Text = Annotated[str, Field(max_length=MAX_LENGTH)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 _Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
-# Fields of OpenAI and vLLM that are not carried, with the values that ask for nothing.
+# Fields of OpenAI, vLLM and SGLang that would change the answer and are not carried, with the
+# values that ask for nothing.
+_NOTHING: tuple[Any, ...] = (None,)
+_OFF = (None, False)
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (None,),
-    "audio": (None,),
+    "add_generation_prompt": (None, True),
+    "allowed_token_ids": _NOTHING,
+    "audio": _NOTHING,
     "bad_words": (None, []),
     "best_of": (None, 1),
-    "echo": (None, False),
+    "chat_template": _NOTHING,
+    "continue_final_message": _OFF,
+    "custom_logit_processor": _NOTHING,
+    "documents": (None, []),
+    "early_stopping": _OFF,
+    "ebnf": _NOTHING,
+    "echo": _OFF,
     "function_call": (None, "none"),
     "functions": (None, []),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "include_stop_str_in_output": (None, False),
+    "guided_choice": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_regex": _NOTHING,
+    "include_stop_str_in_output": _OFF,
+    "json_schema": _NOTHING,
+    "kv_transfer_params": _NOTHING,
+    "length_penalty": (None, 1),
     "logit_bias": (None, {}),
-    "min_tokens": (None, 0),
+    "logits_processors": (None, []),
+    "lora_path": _NOTHING,
     "modalities": (None, ["text"]),
-    "prompt_embeds": (None,),
-    "prompt_logprobs": (None,),
+    "no_stop_trim": _OFF,
+    "prompt_embeds": _NOTHING,
+    "prompt_logprobs": _NOTHING,
+    "reasoning_effort": (None, "none"),
+    "regex": _NOTHING,
     "response_format": (None, {"type": "text"}),
+    "return_hidden_states": _OFF,
+    "return_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "service_tier": (None, "auto", "default"),
     "skip_special_tokens": (None, True),
-    "structured_outputs": (None,),
+    "spaces_between_special_tokens": (None, True),
+    "stop_regex": (None, [], ""),
+    "store": _OFF,
+    "structured_outputs": _NOTHING,
     "suffix": (None, ""),
-    "truncate_prompt_tokens": (None,),
-    "use_beam_search": (None, False),
+    "truncate_prompt_tokens": _NOTHING,
+    "use_beam_search": _OFF,
+    "verbosity": (None, "medium"),
+    "vllm_xargs": (None, {}),
+    "web_search_options": _NOTHING,
 }
 
 
@@ -52,7 +82,9 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="usage so far in every event")
+    include_obfuscation: bool | None = Field(None, description="only false: there is none")
 
 
 class GenerationRequest(BaseModel):
@@ -65,6 +97,7 @@ class GenerationRequest(BaseModel):
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1, le=2**31)
+    min_tokens: int | None = Field(None, ge=0, le=2**31)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens")
@@ -81,23 +114,49 @@ class GenerationRequest(BaseModel):
     session: _Text | None = Field(None, description="ties the turns of a conversation together")
     no_cache: bool | None = Field(None, description="take nothing from the cache")
     no_save: bool | None = Field(None, description="leave nothing in the cache")
-    priority: int | None = Field(None, ge=-1000, le=1000, description="smaller goes first")
+    priority: int | None = Field(
+        None, ge=LEAST_PRIORITY, le=MOST_PRIORITY, description="smaller goes first"
+    )
 
     def check_supported(self) -> None:
         """Raises ApiError for a field that asks for what is not carried."""
         for name, value in (self.model_extra or {}).items():
             if name in _REFUSED and value not in _REFUSED[name]:
                 raise ApiError(400, f"{name} is not supported; leave it out", param=name)
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream", param="stream_options")
+        if self.stream_options is not None:
+            if not self.stream:
+                raise ApiError(400, "stream_options needs stream", param="stream_options")
+            if self.stream_options.include_obfuscation:
+                raise ApiError(400, "include_obfuscation is not supported", param="stream_options")
+        if self.min_tokens and (self.stop or self.stop_token_ids or not self.ignore_eos):
+            raise ApiError(
+                400,
+                "min_tokens is taken with ignore_eos and without stops only",
+                param="min_tokens",
+            )
+
+    def take(self, fields: Mapping[str, str | bool | int]) -> None:
+        """Set fields that came as headers. Raises ApiError for one that the body contradicts."""
+        for name, value in fields.items():
+            said = getattr(self, name)
+            if said is not None and said != value:
+                raise ApiError(400, f"{name} differs between body and header", param=name)
+            setattr(self, name, value)
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def usage_so_far(self) -> bool:
+        """Whether every chunk of a stream has usage."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling(self, max_tokens: int, choice: int, logprobs: int | None) -> SamplingParams:
         """Sampling of answer `choice` of the `n` to one prompt. Raises RequestError."""
+        if self.min_tokens and self.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens {self.min_tokens} exceeds the {max_tokens} at most")
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         seed = None if self.seed is None else (self.seed + choice) % 2**64
         return SamplingParams(

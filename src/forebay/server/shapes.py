@@ -60,6 +60,21 @@ class Shape(Protocol):
         ...
 
 
+class UsageSoFar:
+    """The usage of each answer of a stream as far as it came. Give it the prompts' lengths."""
+
+    def __init__(self, per_prompt: int) -> None:
+        self.prompt_tokens: list[int] = []
+        self._per_prompt = per_prompt
+        self._answer_tokens: dict[int, int] = {}
+
+    def add(self, index: int, tokens: int) -> Usage:
+        """Answer `index` grew by so many tokens."""
+        drawn = self._answer_tokens[index] = self._answer_tokens.get(index, 0) + tokens
+        prompt = self.prompt_tokens[index // self._per_prompt]
+        return Usage(prompt, drawn, prompt + drawn)
+
+
 @dataclass(slots=True)
 class CompletionShape:
     """/v1/completions."""
@@ -67,6 +82,7 @@ class CompletionShape:
     model: str
     logprobs: bool
     token_text: TokenText
+    so_far: UsageSoFar | None = None
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict[int, int])
@@ -80,7 +96,7 @@ class CompletionShape:
         """Its text and tokens."""
         if not (piece.text or piece.tokens or piece.outcome):
             return None
-        return _encode(self._of([self._choice([piece])]))
+        return _encode(self._of([self._choice([piece])], _so_far(self.so_far, piece)))
 
     def closing(self, usage: Usage) -> bytes:
         """An event without choices."""
@@ -94,9 +110,7 @@ class CompletionShape:
         """All answers."""
         return _encode(self._of([self._choice(self._kept[i]) for i in sorted(self._kept)], usage))
 
-    def _of(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
-        if usage is None:
-            return Completion(self.id, self.created, self.model, choices)
+    def _of(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType) -> Completion:
         return Completion(self.id, self.created, self.model, choices, usage=usage)
 
     def _choice(self, pieces: Sequence[Piece]) -> CompletionChoice:
@@ -118,9 +132,11 @@ class CompletionShape:
         return CompletionLogprobs(
             tokens=texts,
             token_logprobs=[token.logprob or 0.0 for token in tokens],
+            # The token itself counts as one of them, likely or not.
             top_logprobs=[
                 {self.token_text(other): logprob for other, logprob in token.alternatives}
-                for token in tokens
+                | {text: token.logprob or 0.0}
+                for text, token in zip(texts, tokens, strict=True)
             ],
             text_offset=offsets,
         )
@@ -146,6 +162,7 @@ class ChatShape:
     token_text: TokenText
     tools: bool = False
     parallel: bool = True
+    so_far: UsageSoFar | None = None
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
     _answers: dict[int, _Answer] = field(default_factory=dict[int, _Answer])
@@ -153,7 +170,13 @@ class ChatShape:
     def opening(self, answers: int) -> list[bytes]:
         """The role, once for each answer."""
         delta = Delta(role="assistant", content="")
-        return [self._chunk([ChunkChoice(index, delta)]) for index in range(answers)]
+        return [
+            self._chunk(
+                [ChunkChoice(index, delta)],
+                msgspec.UNSET if self.so_far is None else self.so_far.add(index, 0),
+            )
+            for index in range(answers)
+        ]
 
     def event(self, piece: Piece) -> bytes | None:
         """Its text, and the calls that it completes."""
@@ -171,12 +194,13 @@ class ChatShape:
                     self._logprobs(piece.tokens) if self.logprobs else None,
                     _chat_reason(answer, piece),
                 )
-            ]
+            ],
+            _so_far(self.so_far, piece),
         )
 
     def closing(self, usage: Usage) -> bytes:
         """An event without choices."""
-        return _encode(ChatChunk(self.id, self.created, self.model, [], usage=usage))
+        return self._chunk([], usage)
 
     def keep(self, piece: Piece) -> None:
         """Take a piece of a whole answer."""
@@ -218,8 +242,8 @@ class ChatShape:
         logprobs = self._logprobs(answer.tokens) if self.logprobs else None
         return ChatChoice(index, message, logprobs, answer.reason)
 
-    def _chunk(self, choices: list[ChunkChoice]) -> bytes:
-        return _encode(ChatChunk(self.id, self.created, self.model, choices))
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | msgspec.UnsetType) -> bytes:
+        return _encode(ChatChunk(self.id, self.created, self.model, choices, usage=usage))
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs:
         return ChatLogprobs(
@@ -235,6 +259,10 @@ class ChatShape:
     def _named(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         text = self.token_text(token_id)
         return text, logprob, list(text.encode(errors="replace"))
+
+
+def _so_far(so_far: UsageSoFar | None, piece: Piece) -> Usage | msgspec.UnsetType:
+    return msgspec.UNSET if so_far is None else so_far.add(piece.index, len(piece.tokens))
 
 
 def _part(call: Call, index: int | msgspec.UnsetType = msgspec.UNSET) -> ToolCallPart:

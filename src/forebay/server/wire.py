@@ -34,13 +34,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of all prompts, each counted once, and of all answers."""
+    """Tokens of all prompts, each counted once, and of all answers. So far, without the details."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    forebay: ForebayUsage
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    forebay: ForebayUsage | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
