@@ -184,6 +184,17 @@ def serve(
         )
 
 
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def doctor(context: typer.Context) -> None:
+    """Say what will limit Forebay on this machine, and what to do about it."""
+    from forebay.doctor.command import main as examine_and_tell  # noqa: PLC0415
+
+    raise typer.Exit(examine_and_tell(context.args))
+
+
 def main() -> None:
-    """The entry point `forebay`."""
+    """Every command."""
     app()

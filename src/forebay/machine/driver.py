@@ -66,11 +66,20 @@ def driver_from(said: dict[str, Any]) -> Driver:
     version = said.get("version")
     return Driver(
         version=None if version is None else (version // 1000, version % 1000 // 10),
-        devices=tuple(
-            Device(**{**each, "capability": tuple(each["capability"])}) for each in said["devices"]
-        ),
+        devices=tuple(_device_from(each) for each in said["devices"]),
         error=said.get("error", ""),
         missing=said.get("missing", False),
+    )
+
+
+def _device_from(said: dict[str, Any]) -> Device:
+    major, minor = said["capability"]
+    return Device(
+        name=said["name"],
+        total_bytes=said["total_bytes"],
+        capability=(major, minor),
+        copy_engines=said["copy_engines"],
+        bus=said["bus"],
     )
 
 

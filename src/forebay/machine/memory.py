@@ -23,6 +23,12 @@ class Memory:
     limits: list[MemoryLimit]
 
     @property
+    def most_bytes(self) -> int | None:
+        """What this process could have at most, were nothing else in memory."""
+        sizes = [limit.limit_bytes for limit in self.limits]
+        return min([*sizes, self.total_bytes] if self.total_bytes else sizes, default=None)
+
+    @property
     def room_bytes(self) -> int | None:
         """What this process can still take, by the machine and by every group that it is in."""
         rooms = [limit.room_bytes for limit in self.limits]

@@ -6,10 +6,10 @@ import re
 
 from forebay.errors import SettingsError
 
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
-_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
-_BY_NAME = {name.upper(): factor for name, factor in _UNITS.items()}
+_BINARY = {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
+_DECIMAL = {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
+_FACTORS = {"": 1, "B": 1, **_BINARY, **_DECIMAL}
+_BY_NAME = {name.upper(): factor for name, factor in _FACTORS.items()}
 
 
 def parse_size(text: str) -> int:
@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
 def show_size(size_bytes: float) -> str:
     """The same the other way round: "64 GiB", "1.5 MiB", "12 bytes"."""
     for name in ("TiB", "GiB", "MiB", "KiB"):
-        factor = _UNITS[name]
+        factor = _BINARY[name]
         if size_bytes >= factor:
             return f"{size_bytes / factor:,.1f}".removesuffix(".0") + f" {name}"
     return f"{size_bytes:,.0f} bytes"
