@@ -38,8 +38,9 @@ class NativeMover:
     """A `Mover` over a device pool and a host pool of this process.
 
     `backend` is "cpu" (copies by the lanes' own threads), "cuda" (a GPU's copy engines) or "sim"
-    (streams with a driver's rules and seeded delays, for tests). `link_bytes_per_s` slows each direction of "cpu" to a link's
-    rate; 0 does not. `window_bytes` trades rate against how long an urgent copy waits.
+    (streams with a driver's rules and seeded delays, for tests). `link_bytes_per_s` slows each
+    direction of "cpu" to a link's rate; 0 does not. `window_bytes` trades rate against how long an
+    urgent copy waits.
     A window that does not end within `window_timeout_s` counts as lost and fails its transfer.
 
     On "cuda", device `device_index`, both pools lie where that device reaches them (the host pool

@@ -69,7 +69,7 @@ class PinnedArena:
             numa_node=devices[device_index].numa_node if known else -1,
         )
         buffer = (ctypes.c_uint8 * size_bytes).from_address(self._memory.address)
-        self._bytes: NDArray[np.uint8] | None = np.frombuffer(buffer, np.uint8)
+        self._bytes: NDArray[np.uint8] | None = np.ctypeslib.as_array(buffer)
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
