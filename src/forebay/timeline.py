@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,36 @@ class Occupancy:
 
     at_s: float
     blocks: Mapping[str, int]
+
+
+class Records(Protocol):
+    """What an engine tells of its work, as it is done; see `Timeline` for each."""
+
+    def step(
+        self,
+        number: int,
+        start_s: float,
+        end_s: float,
+        *,
+        decode_tokens: int = 0,
+        prefill_tokens: int = 0,
+    ) -> None:
+        """A step ended."""
+        ...
+
+    def windows(self, windows: NDArray[np.void]) -> None:
+        """These windows were copied."""
+        ...
+
+    def wait(self, start_s: float, end_s: float, *, request: str | None = None) -> None:
+        """No step ran, for want of a load."""
+        ...
+
+    def request(
+        self, row: str, kind: Kind, start_s: float, end_s: float, **details: object
+    ) -> None:
+        """A request was in a state."""
+        ...
 
 
 class Timeline:
@@ -208,7 +239,8 @@ class Timeline:
 
         Times become microseconds since the first span. Makes the folder of `path`.
         """
-        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": self._trace_events()})
+        events = list(self.trace_events())
+        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".gz":
@@ -240,15 +272,15 @@ class Timeline:
             self.dropped += 1
         self._spans.append(span)
 
-    def _trace_events(self) -> list[dict[str, object]]:
+    def trace_events(self) -> Iterator[dict[str, object]]:
+        """The events of :meth:`to_chrome_trace`, one by one."""
         origin_s = self.extent()[0]
-        events: list[dict[str, object]] = []
         threads: dict[tuple[Group, str], tuple[int, int]] = {}
         for pid, group in enumerate(GROUPS, start=1):
-            events += _metadata("process", pid, 0, group.name, pid)
+            yield from _metadata("process", pid, 0, group.name, pid)
             for tid, row in enumerate(self.rows(group), start=1):
                 threads[group, row] = (pid, tid)
-                events += _metadata("thread", pid, tid, row, tid)
+                yield from _metadata("thread", pid, tid, row, tid)
         for span in self._spans:
             pid, tid = threads[_GROUP_OF[span.kind], span.row]
             start_us = _microseconds(span.start_s - origin_s)
@@ -264,8 +296,8 @@ class Timeline:
             }
             if span.kind is Kind.WAIT:
                 event["cname"] = "terrible"
-            events.append(event)
-        return events + self._counter_events(origin_s)
+            yield event
+        yield from self._counter_events(origin_s)
 
     def _counter_events(self, origin_s: float) -> list[dict[str, object]]:
         if not self._occupancy:

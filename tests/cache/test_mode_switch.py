@@ -40,10 +40,10 @@ def test_a_mode_that_cannot_be_changes_nothing(make_cache):
 
 def test_the_pools_say_how_full_they_are(make_cache):
     cache = make_cache()
-    before = cache.occupancy()
+    before = cache.view.occupancy()
     assert (before.device_slots, before.device_free, before.device_idle) == (8, 8, 0)
     answer(cache, 1, prompt(1))
-    after = cache.occupancy()
+    after = cache.view.occupancy()
     assert after.device_free + after.device_idle == 8
     assert after.device_idle == 4
     assert before.host_free - after.host_free == 4

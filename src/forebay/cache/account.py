@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from forebay.core.ledger import MissReason, PrefetchLedger, Source
 from forebay.core.requests import Waiting
-from forebay.core.store import Store, StoreCounters
+from forebay.core.store import StoreCounters
 from forebay.transfer.messages import Completion
 
 
@@ -27,33 +27,6 @@ class CacheStats:
     evicted_blocks: int
     dropped_dirty_blocks: int
     quarantined_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Slots of the pools. Idle ones hold blocks that nobody uses now; the rest of the device's
-    that are not free are in use, `device_prefetched` of them for requests that still wait.
-    """
-
-    device_slots: int
-    device_free: int
-    device_idle: int
-    device_prefetched: int
-    host_slots: int
-    host_free: int
-
-
-def occupancy_of(store: Store) -> Occupancy:
-    """The pools of `store` as they are now."""
-    device, host = store.device, store.host.tier
-    return Occupancy(
-        device_slots=device.slots,
-        device_free=device.free,
-        device_idle=device.obtainable(protected=True) - device.free,
-        device_prefetched=device.prefetch_leased,
-        host_slots=host.count,
-        host_free=host.free,
-    )
 
 
 @dataclass(slots=True)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.cache.account import Account, CacheStats, Occupancy, occupancy_of
+from forebay.cache.account import Account, CacheStats
 from forebay.cache.ahead import LookAhead
 from forebay.cache.intake import blocks_for, check_keys, check_room, fits
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
+from forebay.cache.view import CacheView
 from forebay.config import CacheSettings
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.flights import Flights
@@ -84,6 +85,7 @@ class Cache:
         # this, look-ahead would take again what was revoked for them while its copies end.
         self._owed = 0
         self._account = Account()
+        self.view = CacheView(self._store, self._line, self._flights)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -305,10 +307,6 @@ class Cache:
     def quiet(self) -> bool:
         """Whether :meth:`poll` has nothing to do until something is asked of the cache."""
         return not len(self._line) and not len(self._flights) and not self._saves.pending
-
-    def occupancy(self) -> Occupancy:
-        """What is in the pools now."""
-        return occupancy_of(self._store)
 
     def stats(self) -> CacheStats:
         """Counters since the start."""

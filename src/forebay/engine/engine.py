@@ -31,9 +31,10 @@ from forebay.engine.startup import describe, measure_link, measure_prefill
 from forebay.engine.stats import EngineStats
 from forebay.engine.text import chat_prompt
 from forebay.engine.verify import BlockVerifier
+from forebay.engine.view import RequestView, running_views, waiting_views
 from forebay.errors import ModelError, QueueFullError, RequestError
 from forebay.geometry import default_block_tokens
-from forebay.timeline import Timeline
+from forebay.timeline import Records
 from forebay.transfer.arena import HostArena
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pool import Pool
@@ -52,7 +53,7 @@ class Engine:
         model: str | Path | LoadedModel,
         settings: EngineSettings | None = None,
         *,
-        timeline: Timeline | None = None,
+        timeline: Records | None = None,
         observer: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,6 +93,7 @@ class Engine:
         self._verifier = BlockVerifier(self.pool) if settings.check_blocks else None
         self._requests: dict[int, EngineRequest] = {}
         self._next_id = 1
+        self._stepped_over: dict[int, NotYet] = {}
         self.stall_s = 0.0
         self.steps = 0
         self.preemptions = 0
@@ -175,9 +177,15 @@ class Engine:
             steps=self.steps,
             stall_s=self.stall_s,
             preemptions=self.preemptions,
-            occupancy=self.cache.occupancy(),
+            occupancy=self.cache.view.occupancy(),
             cache=self.cache.stats(),
         )
+
+    def views(self, most_waiting: int) -> list[RequestView]:
+        """What all running requests and the first `most_waiting` others do now."""
+        running = [self._requests[each.request_id] for each in self._batcher.running]
+        line = self.cache.view.line(most_waiting)
+        return running_views(running) + waiting_views(line, self._requests, self._stepped_over)
 
     def generate(
         self,
@@ -218,6 +226,7 @@ class Engine:
         rates = self.cache.rates
         self.cache.poll(self._batcher.outlook(rates), self._batcher.free_run_slots)
         batch = self._batcher.schedule()
+        self._stepped_over = batch.stepped_over
         for sequence in batch.admitted:
             self._started(self._requests[sequence.request_id])
         self.preemptions += len(batch.preempted)

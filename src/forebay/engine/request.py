@@ -16,7 +16,7 @@ from forebay.core.ledger import Source
 from forebay.core.requests import Request, Ticket
 from forebay.engine.sampler import SampledToken, Sampler, SamplingParams
 from forebay.engine.text import Detokeniser, StopStrings
-from forebay.timeline import Kind, Timeline
+from forebay.timeline import Kind, Records
 
 _CONTEXT_FOR_TEXT = 8
 
@@ -171,7 +171,7 @@ class EngineRequest:
             return ""
         return self._stops.push(self._detokeniser.finish()) + self._stops.finish()
 
-    def show_on(self, timeline: Timeline) -> None:
+    def show_on(self, timeline: Records) -> None:
         """Draw the ended request's row, if it came as far as a token."""
         timing = self.timing
         started_s, first_s, end_s = timing.started_s, timing.first_token_s, timing.finished_s

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.cache.account import CacheStats, Occupancy
+from forebay.cache.account import CacheStats
+from forebay.cache.view import Occupancy
 from forebay.core.modes import Mode
 
 
