@@ -67,7 +67,7 @@ def test_what_is_no_size(text: str):
 
 def test_modes():
     assert parse_modes("b4, B0") == [Mode.LOOK_AHEAD, Mode.RECOMPUTE]
-    for wrong, said in (("", "at least one"), ("b0,b0", "each once"), ("b9", "no mode")):
+    for wrong, said in (("", "at least one"), ("b0,b0", "each once"), ("b9", "must be one of b0")):
         with pytest.raises(SettingsError, match=said):
             parse_modes(wrong)
     with pytest.raises(SettingsError, match="not available"):

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forebay.bounds import MOST_SLOTS, RATE, SECONDS, SHARE, Bound, OneOf, Real, Whole, settle
 from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
 
@@ -21,7 +22,10 @@ class SaveMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Settings of a `Cache`. Slots are block-sized; see `geometry` for how big a block is."""
+    """Settings of a `Cache`. Slots are block-sized; see `geometry` for how big a block is.
+
+    An enumeration may be given by its text, like "b4". Raises SettingsError for what cannot work.
+    """
 
     block_tokens: int
     block_bytes: int
@@ -58,19 +62,18 @@ class CacheSettings:
     link_bytes_per_s: float = 10e9
 
     def __post_init__(self) -> None:
-        self._require_positive("block_tokens", "block_bytes", "device_slots", "window_bytes")
-        self._require_positive("look_ahead_requests", "link_bytes_per_s", "in_flight_s")
-        for name in ("prefetch_share", "reserve_share"):
-            share = getattr(self, name)
-            if not 0.0 <= share <= 1.0:
-                raise SettingsError(f"{name} is a share of the device pool, 0 to 1, not {share}")
+        settle(self, CACHE_BOUNDS)
+        if self.device_slots + self.host_slots > MOST_SLOTS:
+            raise SettingsError(
+                f"device_slots {self.device_slots} and host_slots {self.host_slots} are more than "
+                f"{MOST_SLOTS} together; lower one of them"
+            )
         if self.prefetch_share + self.reserve_share > 1.0:
             raise SettingsError(
                 f"prefetch_share {self.prefetch_share} and reserve_share {self.reserve_share} "
-                "exceed the device pool together; lower one of them"
+                "exceed the device pool together; a prefetch_share of "
+                f"{1.0 - self.reserve_share:g} would work"
             )
-        if self.host_slots < 0:
-            raise SettingsError(f"host_slots is {self.host_slots}; 0 means no host tier")
         if policy_of(self.mode).host_tier and self.host_slots:
             self._check_host()
 
@@ -83,11 +86,6 @@ class CacheSettings:
     def effective_blocks(self) -> int:
         """Distinct blocks that fit in device and host memory together."""
         return self.device_slots + (self.host_slots if policy_of(self.mode).host_tier else 0)
-
-    def _require_positive(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
 
     def _check_host(self) -> None:
         host_bytes = self.host_slots * self.block_bytes
@@ -106,6 +104,29 @@ class CacheSettings:
             )
 
 
+CACHE_BOUNDS: dict[str, Bound] = {
+    "block_tokens": Whole(1),
+    "block_bytes": Whole(1),
+    "device_slots": Whole(1, MOST_SLOTS),
+    "host_slots": Whole(0, MOST_SLOTS, "0 means no host tier"),
+    "mode": OneOf(Mode),
+    "save_mode": OneOf(SaveMode),
+    "window_bytes": Whole(1),
+    "look_ahead_requests": Whole(1),
+    "prefetch_share": SHARE,
+    "reserve_share": SHARE,
+    "in_flight_s": SECONDS,
+    "saves_in_flight_s": SECONDS,
+    "min_load_tokens": Whole(0),
+    "min_shared_tokens": Whole(0),
+    "lead_loads": Real(0.0, 1e9),
+    "give_up_grace_s": Real(0.0, 1e9),
+    "slack_s": Real(0.0, 1e9),
+    "link_bytes_per_s": RATE,
+}
+"""What each field of `CacheSettings` may be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
     """Settings of the batching rules."""
@@ -118,11 +139,17 @@ class BatchSettings:
     max_waiting: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("step_tokens", "max_running", "max_waiting"):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
+        settle(self, BATCH_BOUNDS)
         if self.step_tokens < self.max_running:
             raise SettingsError(
                 f"step_tokens {self.step_tokens} cannot hold one token for each of max_running "
                 f"{self.max_running}; raise step_tokens or lower max_running"
             )
+
+
+BATCH_BOUNDS: dict[str, Bound] = {
+    "step_tokens": Whole(1),
+    "max_running": Whole(1),
+    "max_waiting": Whole(1),
+}
+"""What each field of `BatchSettings` may be."""

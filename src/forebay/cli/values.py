@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from forebay.bounds import chosen
 from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
 
 
 def parse_mode(text: str) -> Mode:
     """A mode that this build has. Raises SettingsError."""
-    name = text.strip().lower()
-    if name not in set(Mode):
-        known = ", ".join(f"{mode.value} ({mode.name.lower()})" for mode in Mode)
-        raise SettingsError(f"{text!r} is no mode; the modes are {known}")
-    mode = Mode(name)
+    mode = chosen(Mode, "mode", text.strip().lower())
     policy_of(mode)
     return mode
 

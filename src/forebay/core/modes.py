@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forebay.bounds import chosen
 from forebay.errors import SettingsError
 
 
@@ -52,6 +53,7 @@ def policy_of(mode: Mode) -> Policy:
     """The policy of `mode`. Raises SettingsError for a mode that this build does not carry."""
     policy = _POLICIES.get(mode)
     if policy is None:
+        mode = chosen(Mode, "mode", mode)
         usable = ", ".join(known.value for known in _POLICIES)
         raise SettingsError(
             f"mode {mode.value} ({mode.name.lower()}) is not available: {_WHY_REFUSED[mode]}; "
@@ -73,6 +75,7 @@ class ModeSwitch:
 
     def change(self, mode: Mode, host_slots: int) -> None:
         """Go by `mode` from now on. Raises SettingsError if it needs a host tier that is not."""
+        mode = chosen(Mode, "mode", mode)
         if policy_of(mode).host_tier and not host_slots:
             raise SettingsError(
                 f"mode {mode.value} needs a host tier, and this cache was made without one; start "

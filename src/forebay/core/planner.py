@@ -97,7 +97,7 @@ def expected_starts(
     its slot back after an average answer. A low estimate is the safe side: the load comes earlier.
     """
     step_s = rates.step_s.value
-    slots = [now_s] * max(0, free_run_slots)
+    slots = [now_s] * max(0, min(free_run_slots, len(queue)))
     slots += [
         now_s + rates.prefill_s(run.prefill_tokens) + run.answer_tokens * step_s for run in running
     ]

@@ -34,6 +34,8 @@ from forebay.engine.verify import BlockVerifier
 from forebay.engine.view import RequestView, running_views, waiting_views
 from forebay.errors import ModelError, QueueFullError, RequestError
 from forebay.geometry import default_block_tokens
+from forebay.machine.memory import read_memory
+from forebay.machine.tree import Tree
 from forebay.timeline import Records
 from forebay.transfer.arena import HostArena
 from forebay.transfer.native import NativeMover
@@ -66,7 +68,7 @@ class Engine:
             probe_geometry(self.loaded, 16).token_bytes
         )
         geometry = probe_geometry(self.loaded, block_tokens)
-        sizes = settings.cache_settings(geometry, 1e9)
+        sizes = settings.cache_settings(geometry, read_memory(Tree()).most_bytes)
         self.pool = KVPool(geometry, sizes.device_slots, dtype=self.loaded.kv_dtype)
         host_slots = max(1, sizes.host_slots)
         self._arena = HostArena(host_slots * geometry.block_bytes)
@@ -78,17 +80,18 @@ class Engine:
             window_timeout_s=settings.wait_timeout_s,
         )
         self.runner = Runner(self.loaded, self.pool)
-        link = measure_link(self.mover, sizes)
+        link = measure_link(self.mover, sizes, settings.link_bytes_per_s)
         prefill = measure_prefill(self.runner, settings.batch.step_tokens)
         self.cache = Cache(
-            settings.cache_settings(geometry, link.bytes_per_s),
+            sizes,
             self.mover,
             key_bytes=4 * block_tokens,
             first_transfer=link.next_transfer,
             clock=clock,
         )
+        self.cache.rates.link_bytes_per_s.add(link.bytes_per_s)
         self.cache.rates.prefill_tokens_per_s.add(prefill)
-        self.startup_line = describe(self.cache.settings, geometry, link.bytes_per_s, prefill)
+        self.startup_line = describe(sizes, geometry, link.bytes_per_s, prefill)
         self._batcher = Batcher(settings.batch, self.cache)
         self._verifier = BlockVerifier(self.pool) if settings.check_blocks else None
         self._requests: dict[int, EngineRequest] = {}

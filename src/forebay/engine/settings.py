@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forebay.bounds import RATE, SECONDS, SHARE, Bound, Made, OneOf, OrNone, Real, Whole, settle
 from forebay.config import MIB, BatchSettings, CacheSettings, SaveMode
 from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
 from forebay.geometry import Geometry
+from forebay.machine.sizes import show_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Sizes are of KV. None of `window_bytes` takes two blocks, at least 256 KiB, at most 8 MiB."""
+    """Sizes are of KV. None of `window_bytes` takes two blocks, at least 256 KiB, at most 8 MiB.
+
+    An enumeration may be given by its text, like "b4". Raises SettingsError for what cannot work.
+    """
 
     device_tokens: int = 8192
     host_bytes: int = 1024 * MIB
@@ -31,22 +36,34 @@ class EngineSettings:
     # Bound of every wait for the link.
     wait_timeout_s: float = 30.0
 
-    def cache_settings(self, geometry: Geometry, link_bytes_per_s: float) -> CacheSettings:
-        """The cache's settings for a model of this geometry, on a link of this measured rate."""
-        block_bytes = geometry.block_bytes
-        device_slots = self.device_tokens // geometry.block_tokens
+    def __post_init__(self) -> None:
+        settle(self, ENGINE_BOUNDS)
+        policy_of(self.mode)
+
+    def cache_settings(self, geometry: Geometry, memory_bytes: int | None) -> CacheSettings:
+        """The cache's settings for a model of this geometry, in a memory of that size (None: not
+        known).
+
+        Raises SettingsError for sizes that do not go with the model, the memory or each other.
+        """
+        tokens, block_bytes = geometry.block_tokens, geometry.block_bytes
+        device_slots = self.device_tokens // tokens
         if device_slots < 2:
             raise SettingsError(
-                f"device_tokens {self.device_tokens} is less than two blocks of "
-                f"{geometry.block_tokens} tokens; raise it"
+                f"device_tokens {self.device_tokens} is less than two blocks of {tokens} tokens; "
+                f"a device_tokens of {2 * tokens} or more would work"
+                + (f", or a block_tokens of {self.device_tokens // 2}" * (self.device_tokens > 1))
             )
-        host_slots = self.host_bytes // block_bytes if policy_of(self.mode).host_tier else 0
+        host_slots = self._host_slots(block_bytes)
+        if memory_bytes is not None:
+            self._check_memory(geometry, host_slots, memory_bytes)
         window = self.window_bytes
         if window is None:
             window = min(8 * MIB, max(MIB // 4, 2 * block_bytes))
             window = min(window, max(1, host_slots) * block_bytes)
+        self._check_rate(window)
         return CacheSettings(
-            block_tokens=geometry.block_tokens,
+            block_tokens=tokens,
             block_bytes=block_bytes,
             device_slots=device_slots,
             host_slots=host_slots,
@@ -55,5 +72,56 @@ class EngineSettings:
             window_bytes=window,
             min_load_tokens=self.min_load_tokens,
             prefetch_share=self.prefetch_share,
-            link_bytes_per_s=link_bytes_per_s,
         )
+
+    def _host_slots(self, block_bytes: int) -> int:
+        if not policy_of(self.mode).host_tier or not self.host_bytes:
+            return 0
+        if self.host_bytes < block_bytes:
+            raise SettingsError(
+                f"host_bytes {self.host_bytes} is less than one block of {block_bytes} bytes; give "
+                "several times the device pool, or 0 for no host tier"
+            )
+        return self.host_bytes // block_bytes
+
+    def _check_memory(self, geometry: Geometry, host_slots: int, memory_bytes: int) -> None:
+        """Both pools lie in this machine's memory, beside the model's weights."""
+        host_bytes = host_slots * geometry.block_bytes
+        device_bytes = self.device_tokens * geometry.token_bytes
+        if host_bytes >= memory_bytes:
+            raise SettingsError(
+                f"host_bytes {self.host_bytes} is more than the {show_size(memory_bytes)} of "
+                f"memory that there are; use a smaller pool, like {show_size(memory_bytes // 2)}"
+            )
+        if device_bytes + host_bytes > memory_bytes:
+            fits = (memory_bytes - host_bytes) // geometry.token_bytes
+            raise SettingsError(
+                f"device_tokens {self.device_tokens} take {show_size(device_bytes)}, more than the "
+                f"{show_size(memory_bytes - host_bytes)} of memory that host_bytes {host_bytes} "
+                f"leave; {fits} tokens would fill that, so use fewer"
+            )
+
+    def _check_rate(self, window_bytes: int) -> None:
+        if self.link_bytes_per_s and window_bytes > self.link_bytes_per_s * self.wait_timeout_s:
+            raise SettingsError(
+                f"at link_bytes_per_s {self.link_bytes_per_s:g} a window of {window_bytes} bytes "
+                f"takes longer than wait_timeout_s {self.wait_timeout_s:g} and would count as "
+                f"lost; {4 * window_bytes / self.wait_timeout_s:.0f} would work, or 0 for no limit"
+            )
+
+
+ENGINE_BOUNDS: dict[str, Bound] = {
+    "device_tokens": Whole(1),
+    "host_bytes": Whole(0, note="0 means no host tier"),
+    "block_tokens": OrNone(Whole(1), "takes 16 or 32, by the model"),
+    "mode": OneOf(Mode),
+    "save_mode": OneOf(SaveMode),
+    "window_bytes": OrNone(Whole(1), "takes two blocks"),
+    "link_bytes_per_s": Real(0.0, RATE.most, note="0 means no limit"),
+    "batch": Made(BatchSettings),
+    "min_load_tokens": Whole(0),
+    "prefetch_share": SHARE,
+    "check_blocks": Made(bool),
+    "wait_timeout_s": SECONDS,
+}
+"""What each field of `EngineSettings` may be."""

@@ -17,6 +17,7 @@ from forebay.transfer.mover import Mover
 
 _PROBE_BLOCKS = 32
 _PROBE_TOKENS = 256
+_PROBE_S = 0.5
 _PROBE_TIMEOUT_S = 30.0
 
 
@@ -28,12 +29,15 @@ class Link:
     next_transfer: int
 
 
-def measure_link(mover: Mover, sizes: CacheSettings) -> Link:
+def measure_link(mover: Mover, sizes: CacheSettings, limit_bytes_per_s: float = 0.0) -> Link:
     """Load some blocks of empty host slots into empty device slots, and time it.
 
-    Raises LinkTimeoutError if the link does not answer.
+    Fewer of them over a link that is limited to less (0: not limited), so that the start does not
+    wait for it. Raises LinkTimeoutError if the link does not answer.
     """
     blocks = min(_PROBE_BLOCKS, sizes.device_slots, max(1, sizes.host_slots))
+    if limit_bytes_per_s:
+        blocks = max(1, min(blocks, int(_PROBE_S * limit_bytes_per_s / sizes.block_bytes)))
     slots = np.arange(blocks, dtype=np.int32)
     for transfer in (1, 2):
         # The first touches the memory; the second is timed.
