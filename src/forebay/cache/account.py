@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from forebay.core.ledger import MissReason, PrefetchLedger, Source
 from forebay.core.requests import Waiting
 from forebay.core.store import StoreCounters
-from forebay.transfer.messages import Completion
+from forebay.transfer.messages import Completion, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,10 @@ class CacheStats:
     load_s: float
     evicted_blocks: int
     dropped_dirty_blocks: int
+    given_up_blocks: int
     quarantined_blocks: int
+    failed_loads: int
+    failed_saves: int
 
 
 @dataclass(slots=True)
@@ -38,6 +41,8 @@ class Account:
     loaded_bytes: int = 0
     saved_bytes: int = 0
     load_s: float = 0.0
+    failed_loads: int = 0
+    failed_saves: int = 0
     _link_free_s: float = 0.0
 
     def admitted(
@@ -54,6 +59,7 @@ class Account:
     def loaded(self, completion: Completion) -> float:
         """A load ended. Returns the seconds for which only it, or it first, kept the link busy."""
         self.loaded_bytes += completion.bytes
+        self.failed_loads += completion.outcome is Outcome.FAILED
         began_s = max(completion.started_s, self._link_free_s)
         busy_s = max(0.0, completion.finished_s - began_s)
         self._link_free_s = max(self._link_free_s, completion.finished_s)
@@ -63,6 +69,7 @@ class Account:
     def saved(self, completion: Completion) -> None:
         """A save ended."""
         self.saved_bytes += completion.bytes
+        self.failed_saves += completion.outcome is Outcome.FAILED
 
     def stats(self, ledger: PrefetchLedger, counters: StoreCounters) -> CacheStats:
         """The totals as they stand."""
@@ -76,7 +83,10 @@ class Account:
             load_s=self.load_s,
             evicted_blocks=counters.evicted,
             dropped_dirty_blocks=counters.dropped_dirty,
+            given_up_blocks=counters.given_up,
             quarantined_blocks=counters.quarantined,
+            failed_loads=self.failed_loads,
+            failed_saves=self.failed_saves,
         )
 
 

@@ -40,6 +40,8 @@ class StoreCounters:
     allocated: int = 0
     evicted: int = 0
     dropped_dirty: int = 0
+    given_up: int = 0
+    """That lay in the host tier alone, and made room there."""
     quarantined: int = 0
 
 
@@ -307,6 +309,7 @@ class Store:
         victims = victims[~wanted]
         leaves = self.directory.remove_leaves(victims)
         self.host.stand_sole(victims[~leaves])
+        self.counters.given_up += int(np.count_nonzero(leaves))
         self._remove(victims[leaves])
 
     def _remove(self, blocks: Ids) -> None:

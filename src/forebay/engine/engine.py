@@ -100,6 +100,8 @@ class Engine:
         self.stall_s = 0.0
         self.steps = 0
         self.preemptions = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -180,6 +182,8 @@ class Engine:
             steps=self.steps,
             stall_s=self.stall_s,
             preemptions=self.preemptions,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
             occupancy=self.cache.view.occupancy(),
             cache=self.cache.stats(),
         )
@@ -303,6 +307,7 @@ class Engine:
         requests = [self._requests[item.sequence.request_id] for item in work]
         rows = [i for i, w in enumerate(work) if w.start + w.tokens == requests[i].known_tokens]
         drawn = self._draw(requests, logits, rows) if rows else {}
+        self.generation_tokens += len(drawn)
         self._observe(work, requests, drawn)
         now_s = self._clock()
         deltas: list[Delta] = []
@@ -371,6 +376,7 @@ class Engine:
         ticket = request.ticket
         if ticket is not None and request.timing.started_s is None:
             request.timing.started_s = self._clock()
+            self.prompt_tokens += len(request.prompt_ids)
             request.sources = dict(ticket.sources)
             request.load_wait_s = ticket.load_wait_s
             request.prefetched_blocks = ticket.prefetched_blocks

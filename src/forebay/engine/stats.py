@@ -13,6 +13,7 @@ from forebay.core.modes import Mode
 class EngineStats:
     """A value that any thread may read. Seconds and counts are since the start.
 
+    `prompt_tokens` are of requests that have started, `generation_tokens` all that were drawn.
     `stall_s` is the time in which no step ran while some request lacked only its load.
     """
 
@@ -22,5 +23,7 @@ class EngineStats:
     steps: int
     stall_s: float
     preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
     occupancy: Occupancy
     cache: CacheStats

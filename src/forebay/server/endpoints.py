@@ -18,10 +18,10 @@ from forebay.server.access import Tenant
 from forebay.server.driver import Job
 from forebay.server.errors import ApiError, ErrorBody
 from forebay.server.exchange import Exchange
-from forebay.server.front import Front, State
+from forebay.server.front import Front
 from forebay.server.generation import Generation, Plan
 from forebay.server.headers import MAX_LENGTH, described, fields_of
-from forebay.server.metrics import Metrics
+from forebay.server.metrics import CONTENT_TYPE, Metrics
 from forebay.server.prompts import Prompts
 from forebay.server.schemas import (
     ChatRequest,
@@ -31,6 +31,7 @@ from forebay.server.schemas import (
 )
 from forebay.server.settings import ServerSettings
 from forebay.server.shapes import ChatShape, CompletionShape, UsageSoFar
+from forebay.server.state import State
 from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
 from forebay.server.wire import Model as ModelCard
 
@@ -173,9 +174,7 @@ def _add_operation(router: APIRouter, service: Service) -> None:
     )
     async def metrics() -> Response:
         """Metrics in Prometheus' text form, for operators."""
-        return Response(
-            service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return Response(service.metrics.page(), headers={"content-type": CONTENT_TYPE})
 
     @router.post(
         "/v1/forebay/mode",

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from enum import StrEnum
 
 from forebay.core.modes import Mode
 from forebay.core.rates import Average
@@ -17,24 +16,16 @@ from forebay.engine.engine import Engine
 from forebay.engine.stats import EngineStats
 from forebay.errors import ForebayError
 from forebay.server.driver import EngineThread, Event, Job
-from forebay.server.errors import ApiError
+from forebay.server.errors import ApiError, api_error
 from forebay.server.exchange import Exchange
 from forebay.server.metrics import Metrics
 from forebay.server.settings import ServerSettings
+from forebay.server.state import State
 
 logger = logging.getLogger("forebay.server")
 
 _JOIN_S = 40.0
 _LONGEST_RETRY_S = 60
-
-
-class State(StrEnum):
-    """Whether requests are taken."""
-
-    STARTING = "starting"
-    SERVING = "serving"
-    DRAINING = "draining"
-    DEAD = "dead"
 
 
 class Front:
@@ -130,6 +121,13 @@ class Front:
                 self._thread.abort(exchange, lambda: self._release(exchange))
             else:
                 self._release(exchange)
+
+    def told(self, error: ForebayError) -> ApiError:
+        """The HTTP face of an error that ended an exchange; a full queue is counted."""
+        said = api_error(error, self.retry_after_s)
+        if said.status == 429:
+            self._metrics.refused()
+        return said
 
     @property
     def retry_after_s(self) -> int:

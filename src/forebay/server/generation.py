@@ -17,7 +17,7 @@ from starlette.responses import Response
 from forebay.engine.request import FinishReason
 from forebay.errors import ForebayError
 from forebay.server.driver import Job
-from forebay.server.errors import ApiError, api_error
+from forebay.server.errors import ApiError
 from forebay.server.exchange import Exchange, Outcome, Piece
 from forebay.server.front import Front
 from forebay.server.guard import Message, Receive, Scope, Send, refuse
@@ -84,7 +84,7 @@ class Generation(Response):
             else:
                 await self._whole(exchange, send)
         except ForebayError as error:
-            await refuse(self._told(error), send)
+            await refuse(self._front.told(error), send)
 
     async def _whole(self, exchange: Exchange, send: Send) -> None:
         shape = self._plan.shape
@@ -118,7 +118,7 @@ class Generation(Response):
                     if piece.outcome is not None:
                         self._note(piece)
         except ForebayError as error:
-            await send(_events([self._told(error).body]))
+            await send(_events([self._front.told(error).body]))
         else:
             if plan.include_usage:
                 await send(_events([shape.closing(self._usage())]))
@@ -137,9 +137,6 @@ class Generation(Response):
     def _usage(self) -> Usage:
         outcomes = [self._outcomes[index] for index in sorted(self._outcomes)]
         return usage_of(outcomes, self._plan.per_prompt)
-
-    def _told(self, error: ForebayError) -> ApiError:
-        return api_error(error, self._front.retry_after_s)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -35,7 +35,9 @@ class Server(uvicorn.Server):
         name = settings.model_name or PurePath(engine.loaded.name).name
         metrics = Metrics(name)
         self.front = Front(engine, settings, metrics)
-        metrics.watch(lambda: self.front.stats)
+        metrics.watch(
+            lambda: self.front.stats, lambda: self.front.state, engine.pool.geometry.block_bytes
+        )
         self.socket = _listen(settings)
         self._drain_s = settings.drain_s
         super().__init__(
