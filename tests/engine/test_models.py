@@ -130,11 +130,11 @@ def test_damaged_files_are_a_model_error(folder):
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="damaged"):
         load_model(folder)
     weights.write_bytes(whole)
     (folder / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="damaged"):
         load_model(folder)
 
 
@@ -143,11 +143,6 @@ def test_weights_of_another_config_are_refused(folder):
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
     with pytest.raises(ModelError, match="no weights for"):
         load_model(folder)
-
-
-def test_a_name_that_is_no_folder_is_not_looked_up_anywhere():
-    with pytest.raises(ModelError, match="nothing is downloaded"):
-        load_model("somebody/some-model")
 
 
 def test_without_its_package_smollm2_says_what_to_install(monkeypatch):

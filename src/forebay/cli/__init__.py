@@ -24,7 +24,8 @@ app = typer.Typer(
 )
 
 _Model = Annotated[
-    str, typer.Option(help="smollm2, or the folder of a decoder-only Hugging Face model.")
+    str,
+    typer.Option(help="smollm2, or a decoder-only Hugging Face model, by folder or hub id."),
 ]
 _DeviceTokens = Annotated[int, typer.Option(help="Size of the device pool, in tokens of KV.")]
 

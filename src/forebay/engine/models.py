@@ -1,4 +1,4 @@
-"""Models: found by name or folder, loaded without a network, and proved to fit before use.
+"""Models: found by name, folder or hub id, and proved to fit before use.
 
 A model is taken if its own attention and ours give the same logits in a tiny forward pass, also
 when other requests share the pass. What a family is called does not matter; what it asks of its
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from forebay.engine.claims import check_claims
 from forebay.engine.folder import SMOLLM2, check_folder, smollm2_file, smollm2_place
 from forebay.engine.gguf import read_gguf, write_folder
+from forebay.engine.hub import hub_folder, is_hub_id
 from forebay.engine.probe import Shape, prove
 from forebay.errors import ModelError
 
@@ -58,17 +59,24 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """Loads :data:`SMOLLM2` or a local Hugging Face folder with safetensors.
+    """Loads :data:`SMOLLM2`, a local Hugging Face folder, or the model of a hub id.
 
-    Never uses the network and runs no code of the folder. Raises ModelError, saying what to do, if
-    a file is missing or damaged, or the model needs what is not supported.
+    Weights are safetensors. Uses the network for a hub id only, and runs no code of the model.
+    Raises ModelError, saying what to do, if a file is missing or damaged, or the model needs what
+    is not supported.
     """
-    folder = smollm2_folder() if name_or_path == SMOLLM2 else Path(name_or_path)
-    check_folder(folder)
+    folder = _find(name_or_path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        check_folder(folder)
+        check_claims(folder)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         model = _read_model(folder, dtype)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except ModelError:
+        raise
+    except Exception as error:
+        # What a damaged or hostile folder makes of the libraries' readers is open-ended.
         raise ModelError(f"{folder} cannot be loaded: {_first_line(error)}") from error
     return adopt_model(model.to(device), tokenizer, name=str(name_or_path))  # pyright: ignore[reportArgumentType]
 
@@ -120,12 +128,27 @@ def smollm2_folder() -> Path:
     return folder
 
 
+def _find(name: str | Path) -> Path:
+    """The folder of a model by its name, path or hub id."""
+    if name == SMOLLM2:
+        return smollm2_folder()
+    folder = Path(name)
+    if isinstance(name, str) and is_hub_id(name) and not folder.is_dir():
+        return hub_folder(name)
+    return folder
+
+
 def _read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=dtype, output_loading_info=True
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
         )
         model, report = loaded
     finally:

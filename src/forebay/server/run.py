@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
     """Serves `engine`, which it owns from now on, until SIGTERM or SIGINT. Call `run` once."""
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
-        name = settings.model_name or PurePath(engine.loaded.name).name
+        name = settings.model_name or public_name(engine.loaded.name)
         metrics = Metrics(name)
         self.front = Front(engine, settings, metrics)
         metrics.watch(
@@ -70,6 +70,13 @@ class Server(uvicorn.Server):
         """Take nothing new, let what runs end within the drain, then end the rest."""
         self.front.drain(self._drain_s)
         await super().shutdown(sockets)
+
+
+def public_name(model: str) -> str:
+    """What clients call a model: a hub id as it is, a folder by its last part."""
+    folder = Path(model)
+    name = folder.resolve().name if folder.is_dir() else model
+    return name.encode(errors="replace").decode() or "model"
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
