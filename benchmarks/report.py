@@ -19,6 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forebay.errors import SettingsError
+from forebay.transfer.pinned import cuda_devices
+
 _PACKAGES = ("forebay", "numpy", "torch", "transformers", "nanobind")
 
 
@@ -87,7 +90,15 @@ def machine() -> dict[str, object]:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_average": list(os.getloadavg()),
+        "gpus": _gpus(),
     }
+
+
+def _gpus() -> list[str]:
+    try:
+        return [device.name for device in cuda_devices()]
+    except SettingsError:
+        return []
 
 
 def versions() -> dict[str, str]:

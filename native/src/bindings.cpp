@@ -46,10 +46,10 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 PoolLayout make_pool(std::uint64_t base_address, std::int64_t slots,
-                     const std::vector<FragmentTuple>& fragments) {
+                     const std::vector<FragmentTuple>& fragments, std::int64_t seam_bytes) {
   std::vector<Fragment> parts;
   for (const auto& [offset, stride, bytes] : fragments) parts.push_back({offset, stride, bytes});
-  return PoolLayout(base_address, slots, std::move(parts));
+  return PoolLayout(base_address, slots, std::move(parts), seam_bytes);
 }
 
 template <typename T>
@@ -257,10 +257,11 @@ void bind_pool(nb::module_& module) {
       .def(
           "__init__",
           [](PoolLayout* self, std::uint64_t base_address, std::int64_t slots,
-             const std::vector<FragmentTuple>& fragments) {
-            new (self) PoolLayout(make_pool(base_address, slots, fragments));
+             const std::vector<FragmentTuple>& fragments, std::int64_t seam_bytes) {
+            new (self) PoolLayout(make_pool(base_address, slots, fragments, seam_bytes));
           },
-          nb::arg("base_address"), nb::arg("slots"), nb::arg("fragments"))
+          nb::arg("base_address"), nb::arg("slots"), nb::arg("fragments"),
+          nb::arg("seam_bytes") = 0)
       .def_prop_ro("slots", &PoolLayout::slots)
       .def_prop_ro("block_bytes", &PoolLayout::block_bytes);
 }

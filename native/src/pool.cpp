@@ -6,8 +6,12 @@
 namespace forebay {
 
 PoolLayout::PoolLayout(std::uint64_t base_address, std::int64_t slots,
-                       std::vector<Fragment> fragments)
-    : base_(base_address), slots_(slots), fragments_(std::move(fragments)), starts_{0} {
+                       std::vector<Fragment> fragments, std::int64_t seam_bytes)
+    : base_(base_address),
+      slots_(slots),
+      seam_(static_cast<std::uint64_t>(seam_bytes)),
+      fragments_(std::move(fragments)),
+      starts_{0} {
   if (slots_ <= 0 || slots_ > std::numeric_limits<std::int32_t>::max()) {
     throw SettingsError("a pool needs between 1 and 2**31 - 1 slots");
   }
@@ -17,6 +21,11 @@ PoolLayout::PoolLayout(std::uint64_t base_address, std::int64_t slots,
       throw SettingsError("a fragment needs bytes > 0 and a stride of at least its bytes");
     }
     starts_.push_back(starts_.back() + fragment.bytes);
+    const bool between_slots = fragment.offset == 0 && fragment.stride == fragment.bytes &&
+                               seam_bytes > 0 && seam_bytes % fragment.stride == 0;
+    if (seam_bytes != 0 && !between_slots) {
+      throw SettingsError("a seam must lie between the blocks of a contiguous pool");
+    }
   }
 }
 
@@ -33,8 +42,8 @@ std::byte* PoolLayout::address(std::int64_t slot, std::size_t fragment, std::int
 
 namespace {
 
-void append_merged(std::vector<Piece>& pieces, const Piece& piece) {
-  if (!pieces.empty()) {
+void append_merged(std::vector<Piece>& pieces, const Piece& piece, bool at_seam) {
+  if (!pieces.empty() && !at_seam) {
     Piece& last = pieces.back();
     if (last.destination + last.bytes == piece.destination &&
         last.source + last.bytes == piece.source) {
@@ -56,9 +65,10 @@ void append_pieces(std::vector<Piece>& pieces, const PoolLayout& destination,
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t stop =
         std::min({end, destination.fragment_end(to), source.fragment_end(from)});
-    append_merged(pieces, Piece{destination.address(destination_slot, to, at),
-                                source.address(source_slot, from, at),
-                                static_cast<std::size_t>(stop - at)});
+    const Piece piece{destination.address(destination_slot, to, at),
+                      source.address(source_slot, from, at), static_cast<std::size_t>(stop - at)};
+    append_merged(pieces, piece,
+                  destination.seam_at(piece.destination) || source.seam_at(piece.source));
     if (stop == destination.fragment_end(to)) ++to;
     if (stop == source.fragment_end(from)) ++from;
     at = stop;

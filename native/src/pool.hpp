@@ -17,8 +17,11 @@ struct Fragment {
 
 class PoolLayout {
  public:
-  // Throws SettingsError when a fragment is empty or two slots of a fragment would overlap.
-  PoolLayout(std::uint64_t base_address, std::int64_t slots, std::vector<Fragment> fragments);
+  // No copy may cross a multiple of `seam_bytes` from the base: there one registration of pinned
+  // memory ends and another begins. 0: none. Throws SettingsError when a fragment is empty, two
+  // slots of a fragment would overlap, or a block would lie on a seam.
+  PoolLayout(std::uint64_t base_address, std::int64_t slots, std::vector<Fragment> fragments,
+             std::int64_t seam_bytes = 0);
 
   std::int64_t slots() const { return slots_; }
   std::int64_t block_bytes() const { return starts_.back(); }
@@ -29,10 +32,14 @@ class PoolLayout {
   // Address of byte `at` of `slot`, and how many bytes follow contiguously in that fragment.
   std::byte* address(std::int64_t slot, std::size_t fragment, std::int64_t at) const;
   std::int64_t fragment_end(std::size_t fragment) const { return starts_[fragment + 1]; }
+  bool seam_at(const std::byte* address) const {
+    return seam_ != 0 && (reinterpret_cast<std::uint64_t>(address) - base_) % seam_ == 0;
+  }
 
  private:
   std::uint64_t base_;
   std::int64_t slots_;
+  std::uint64_t seam_;
   std::vector<Fragment> fragments_;
   std::vector<std::int64_t> starts_;  // byte of the block at which each fragment starts, and the end
 };

@@ -47,6 +47,21 @@ TEST(neighbours_are_merged) {
   CHECK(pieces.size() == 2 && pieces[0].bytes == 100 && pieces[1].bytes == 50);
 }
 
+TEST(no_piece_crosses_a_seam) {
+  std::vector<std::byte> a(1000), b(1000);
+  const PoolLayout to(address(a), 10, {{0, 50, 50}});
+  const PoolLayout from(address(b), 10, {{0, 50, 50}}, 100);
+  std::vector<Piece> pieces;
+  for (std::int64_t slot = 0; slot < 6; ++slot) append_pieces(pieces, to, slot, from, slot, 0, 50);
+  CHECK(pieces.size() == 3);
+  for (const Piece& piece : pieces) CHECK(piece.bytes == 100);
+  pieces.clear();
+  for (std::int64_t slot = 0; slot < 6; ++slot) append_pieces(pieces, from, slot, to, slot, 0, 50);
+  CHECK(pieces.size() == 3);
+  CHECK_THROWS(PoolLayout(address(a), 10, {{0, 50, 50}}, 75), SettingsError);
+  CHECK_THROWS(PoolLayout(address(a), 10, {{0, 30, 30}, {500, 20, 20}}, 100), SettingsError);
+}
+
 TEST(every_cut_gives_every_byte_once) {
   std::vector<std::byte> a(4000), b(4000);
   const PoolLayout to(address(a), 10, {{0, 8, 7}, {100, 13, 13}, {400, 31, 1}, {900, 40, 29}});

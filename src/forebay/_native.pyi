@@ -7,7 +7,11 @@ from forebay.transfer.messages import Transfer
 
 class PoolLayout:
     def __init__(
-        self, base_address: int, slots: int, fragments: Sequence[tuple[int, int, int]]
+        self,
+        base_address: int,
+        slots: int,
+        fragments: Sequence[tuple[int, int, int]],
+        seam_bytes: int = 0,
     ) -> None: ...
     @property
     def slots(self) -> int: ...

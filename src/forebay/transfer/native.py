@@ -158,4 +158,5 @@ class NativeMover:
 
 
 def _layout(pool: Pool) -> _native.PoolLayout:
-    return _native.PoolLayout(pool.base_address, pool.slots, list(pool.fragments))
+    fragments = list(pool.fragments)
+    return _native.PoolLayout(pool.base_address, pool.slots, fragments, pool.seam_bytes)

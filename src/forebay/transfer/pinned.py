@@ -94,6 +94,11 @@ class PinnedArena:
         return self._memory.ready_bytes
 
     @property
+    def seam_bytes(self) -> int:
+        """How long one registration is: no copy may cross a multiple of it from the front."""
+        return self._memory.slice_bytes
+
+    @property
     def how(self) -> str:
         """ "registered", or "allocated" where the driver would not pin memory in place."""
         return self._memory.how

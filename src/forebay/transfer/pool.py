@@ -16,12 +16,14 @@ Fragment = tuple[int, int, int]
 class Pool:
     """A pool of `slots` blocks. A block's bytes are its fragments, in order.
 
-    Keeps `owner` alive, whatever holds the memory.
+    No copy crosses a multiple of `seam_bytes` (0: none) from the base: so long is one registration
+    of pinned memory, which a copy must not leave. Keeps `owner` alive, whatever holds the memory.
     """
 
     base_address: int
     slots: int
     fragments: tuple[Fragment, ...]
+    seam_bytes: int = 0
     owner: object = field(default=None, repr=False, compare=False)
 
     @property
@@ -30,7 +32,7 @@ class Pool:
         return sum(fragment[2] for fragment in self.fragments)
 
     @classmethod
-    def of(cls, parts: Sequence[Any]) -> Pool:
+    def of(cls, parts: Sequence[Any], *, seam_bytes: int = 0) -> Pool:
         """The pool that lies in `parts`: numpy arrays or torch tensors of shape [slots, ...].
 
         Each part holds one fragment of every slot, which must be contiguous; the slots may be
@@ -46,7 +48,7 @@ class Pool:
             raise SettingsError("every part of a pool needs the same number of slots")
         base = min(view.address for view in views)
         fragments = tuple((view.address - base, view.stride, view.bytes) for view in views)
-        return cls(base, slots, fragments, owner=tuple(parts))
+        return cls(base, slots, fragments, seam_bytes, owner=tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
