@@ -1,0 +1,104 @@
+"""The alert rules, by promtool: each alert fires on its trouble, alone, and on nothing less."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alert_cases import CASES, HEALTHY, MINUTES, Series
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+PROMTOOL = shutil.which("promtool")
+
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+
+
+def promtool(*arguments: object) -> str:
+    done = subprocess.run(
+        [str(PROMTOOL), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_files_are_valid():
+    promtool("check", "rules", DEPLOY / "rules.yml")
+    promtool("check", "config", DEPLOY / "prometheus.yml")
+
+
+def test_every_alert_has_a_case_and_says_what_to_do():
+    text = (DEPLOY / "rules.yml").read_text()
+    alerts = re.findall(r"- alert: (\w+)", text)
+    assert sorted(alerts) == sorted(case.alert for case in CASES)
+    for part in text.split("- alert: ")[1:]:
+        body = part.split("\n  - name:")[0]
+        for needed in ("severity: ", "summary: ", "description: ", "action: "):
+            assert body.count(needed) == 1, body.splitlines()[0]
+    assert set(re.findall(r"severity: (\w+)", text.partition("groups:")[2])) == {
+        "page",
+        "ticket",
+        "info",
+    }
+
+
+def group(name: str, series: Series, expected: dict[int, list[str]]) -> dict[str, Any]:
+    """A promtool test: which alerts fire at which minute."""
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [
+            {"series": each, "values": f"{start:g}+{grows:g}x{MINUTES}"}
+            for each, (start, grows) in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{minute}m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in alerts
+                ],
+            }
+            for minute, alerts in expected.items()
+        ],
+    }
+
+
+def test_each_alert_fires_on_its_trouble_alone_and_not_before(tmp_path: Path):
+    longest = max(case.minutes for case in CASES)
+    groups = [group("healthy", HEALTHY, {5: [], longest: []})]
+    for case in CASES:
+        expected = {case.minutes: [case.alert]}
+        if case.minutes > 1:
+            expected[case.minutes // 2] = []
+        groups.append(group(case.alert, HEALTHY | case.trouble, expected))
+        if case.nearly:
+            nearly = {case.minutes + 5: []}
+            groups.append(group(f"nearly {case.alert}", HEALTHY | case.nearly, nearly))
+    file = tmp_path / "rules_test.yml"
+    file.write_text(
+        json.dumps(
+            {
+                "rule_files": [str(DEPLOY / "rules.yml")],
+                "tests": groups,
+                "evaluation_interval": "1m",
+            }
+        )
+    )
+    promtool("test", "rules", file)
+
+
+def test_a_case_that_does_not_hold_is_found(tmp_path: Path):
+    wrong = group("wrong", HEALTHY, {60: ["ForebayDown"]})
+    file = tmp_path / "rules_test.yml"
+    file.write_text(json.dumps({"rule_files": [str(DEPLOY / "rules.yml")], "tests": [wrong]}))
+    with pytest.raises(AssertionError, match="ForebayDown"):
+        promtool("test", "rules", file)
