@@ -75,7 +75,7 @@ HEALTHY: Series = {
 
 @dataclass(frozen=True)
 class Case:
-    """`trouble` makes the alert fire after `minutes`, and, where that is not at once, not after half
+    """`trouble` makes the alert fire after `minutes`, and, if they are more than one, not after half
     of them; `nearly` never does. Both are changes of `HEALTHY`.
     """
 
