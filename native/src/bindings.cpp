@@ -12,6 +12,7 @@
 #include "core.hpp"
 #include "cuda/cuda_backend.hpp"
 #include "cuda/cuda_bindings.hpp"
+#include "directory/directory_bindings.hpp"
 
 namespace nb = nanobind;
 
@@ -38,6 +39,10 @@ void translate(const std::exception_ptr& pointer, void*) {
     std::rethrow_exception(pointer);
   } catch (const SettingsError& error) {
     raise_as("SettingsError", error.what());
+  } catch (const ParentMissingError& error) {
+    raise_as("ParentMissingError", error.what());
+  } catch (const NotLeafError& error) {
+    raise_as("NotLeafError", error.what());
   } catch (const ProtocolError& error) {
     raise_as("ProtocolError", error.what());
   } catch (const BackendError& error) {
@@ -318,7 +323,7 @@ void bind_hooks(nb::class_<PyCore>& core) {
 }  // namespace
 
 NB_MODULE(_native, module) {
-  module.doc() = "The native core: arbiters, lanes, windows, ordering.";
+  module.doc() = "The native core: what moves blocks, and what is kept block by block.";
   nb::register_exception_translator(translate);
   bind_pool(module);
   nb::class_<PyCore> core(module, "Core");
@@ -330,4 +335,5 @@ NB_MODULE(_native, module) {
   bind_calls(core);
   bind_hooks(core);
   cuda::bind(module);
+  bind_directory(module);
 }

@@ -9,6 +9,8 @@
 #include <tuple>
 #include <vector>
 
+#include "errors.hpp"
+
 namespace forebay {
 
 // A stream of the backend: a lane, or a compute stream of the caller. 0 is the caller's own.
@@ -69,16 +71,6 @@ struct WindowRecord {
   std::uint8_t padding[5];
 };
 static_assert(sizeof(WindowRecord) == 40);
-
-// Settings that cannot work.
-class SettingsError : public std::invalid_argument {
-  using std::invalid_argument::invalid_argument;
-};
-
-// Calls in an order, or with arguments, that would break ownership.
-class ProtocolError : public std::logic_error {
-  using std::logic_error::logic_error;
-};
 
 // A call of the backend that failed; never leaves a thread of the core.
 class BackendError : public std::runtime_error {

@@ -89,3 +89,112 @@ class PinnedMemory:
     def error(self) -> str: ...
     def wait_ready(self, bytes: int, timeout_s: float) -> bool: ...
     def close(self) -> None: ...
+
+_Ids = NDArray[np.int32]
+
+class Directory:
+    """The trees behind `forebay.core.directory.Directory`, which says what each call does.
+
+    A session is that module's `Session`, field by field.
+    """
+
+    def __init__(self, key_bytes: int, run_bytes: int) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, block: int) -> bool: ...
+    @property
+    def node_count(self) -> int: ...
+    def match(
+        self,
+        namespace: bytes,
+        keys: bytes,
+        session: tuple[bytes, int, int, _Ids, bytes | None] | None,
+    ) -> tuple[_Ids, int, int]:
+        """The ids of the longest published prefix, its last block or -1, and that block's insert."""
+
+    def insert(
+        self,
+        namespace: bytes,
+        keys: bytes,
+        first: int,
+        ids: _Ids,
+        session: tuple[bytes, int, int, _Ids, bytes | None] | None,
+    ) -> _Ids: ...
+    def is_leaf(self, block: int) -> bool: ...
+    def parent(self, block: int) -> int: ...
+    def remove_leaf(self, block: int) -> None: ...
+    def remove_leaves(self, blocks: _Ids) -> NDArray[np.bool_]: ...
+    def remove_subtree(self, block: int) -> _Ids: ...
+    def check(self) -> None: ...
+    def dump(self) -> bytes: ...
+
+class EvictionOrder:
+    """Which blocks to give up first: those released longest ago, children before parents.
+
+    A path is released at once and stands leaf first. Because every lease covers a path from its
+    root, a parent is always released together with, or later than, its children: giving up from
+    the front is leaf-first by construction. Blocks stand in one of two ranks (0 or 1), each an
+    order of its own; a block is in one of them at most. Every call costs time in proportion to the
+    blocks that it is given, returns or passes over, however many stand.
+
+    Blocks are ids below `max_blocks`, in one-dimensional int32 arrays; anything else is a
+    `ProtocolError`, with nothing changed. Arrays returned are read-only.
+    """
+
+    def __init__(self, max_blocks: int) -> None: ...
+    def count(self, rank: int) -> int:
+        """Blocks that stand in `rank`."""
+
+    def contains(self, blocks: _Ids) -> NDArray[np.bool_]:
+        """Whether each block stands in either rank."""
+
+    def append(self, blocks: _Ids, rank: int) -> None:
+        """Put `blocks` (root first) at the end of `rank`. Moves those that stand already."""
+
+    def prepend(self, blocks: _Ids, rank: int) -> None:
+        """Put `blocks` (leaf first, as `pop` gave them) at the very front of `rank`.
+
+        Moves those that stand already.
+        """
+
+    def discard(self, blocks: _Ids) -> None:
+        """Take `blocks` out of the order; those that are not in it are left alone."""
+
+    def pop(self, count: int, rank: int, busy: NDArray[np.bool_] | None = None) -> _Ids:
+        """Take up to `count` of the first blocks that are not `busy` (indexed by block), leaf
+        first.
+
+        Busy blocks keep their place. What a caller cannot use after all, it gives back with
+        `prepend`.
+        """
+
+    def pop_newest(self, count: int, rank: int) -> _Ids:
+        """Take up to `count` blocks from the end: the most recently released, root first."""
+
+    def peek(self, count: int, rank: int) -> _Ids:
+        """The first `count` blocks of `rank` (or all), leaf first; nothing is changed."""
+
+class BlockCounts:
+    """How many hold each block. Blocks are ids below `max_blocks`, as for `EvictionOrder`.
+
+    `what` is counted, in words for errors: "a lease". A block named twice counts twice.
+    """
+
+    def __init__(self, max_blocks: int, what: str) -> None: ...
+    @property
+    def held(self) -> int:
+        """Blocks with a count above zero."""
+
+    def of(self, blocks: _Ids) -> _Ids:
+        """The count of each block."""
+
+    def any(self, blocks: _Ids) -> NDArray[np.bool_]:
+        """Whether the count of each block is above zero."""
+
+    def add(self, blocks: _Ids) -> _Ids:
+        """One more for each block. Returns those that had none, in order."""
+
+    def take_away(self, blocks: _Ids) -> _Ids:
+        """One less for each block. Returns those that have none now, in order.
+
+        Raises `ProtocolError`, with nothing changed, where there is none to take away.
+        """

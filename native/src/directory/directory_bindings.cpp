@@ -1,0 +1,222 @@
+// Directory, eviction order and block counts as Python sees them. `forebay/_native.pyi` says what
+// each call does.
+#include "directory/directory_bindings.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "directory/counts.hpp"
+#include "directory/directory.hpp"
+#include "directory/order.hpp"
+#include "directory/python_arrays.hpp"
+
+namespace nb = nanobind;
+
+namespace forebay {
+
+namespace {
+
+std::string_view name_argument(nb::handle name) {
+  if (!PyBytes_Check(name.ptr())) throw ProtocolError("a namespace must be bytes");
+  return {PyBytes_AS_STRING(name.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(name.ptr()))};
+}
+
+KeyBytes keys_argument(nb::handle keys) {
+  // A buffer that can change would make the "same object" test of a session a lie.
+  if (!PyBytes_CheckExact(keys.ptr())) {
+    throw ProtocolError(std::string("keys must be bytes, not ") + Py_TYPE(keys.ptr())->tp_name);
+  }
+  return {reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(keys.ptr())),
+          static_cast<std::size_t>(PyBytes_GET_SIZE(keys.ptr()))};
+}
+
+// `forebay.core.directory.Session`, or None.
+class SessionArgument {
+ public:
+  SessionArgument(nb::handle session, nb::handle keys) {
+    if (session.is_none()) return;
+    if (!PyTuple_Check(session.ptr()) || PyTuple_GET_SIZE(session.ptr()) != 5) {
+      throw ProtocolError("a session must be one that a match returned, or None");
+    }
+    const auto field = [&](Py_ssize_t at) { return PyTuple_GET_ITEM(session.ptr(), at); };
+    resume_.name = name_argument(field(0));
+    resume_.block = integer_argument(field(1));
+    resume_.insert = integer_argument(field(2));
+    ids_object_ = field(3);
+    ids_.emplace(ids_object_, "a session's ids");
+    resume_.known = static_cast<std::int64_t>(ids_->values().size());
+    const nb::handle its_keys = field(4);
+    if (!its_keys.is_none()) {
+      keys_ = keys_argument(its_keys);
+      resume_.keys = &keys_;
+      resume_.same_keys = its_keys.is(keys);
+    }
+    resume = &resume_;
+  }
+
+  const Resume* resume = nullptr;
+  nb::handle ids_object() const { return ids_object_; }
+  BlockIds ids() const { return ids_->values(); }
+
+ private:
+  Resume resume_;
+  KeyBytes keys_;
+  nb::handle ids_object_;
+  std::optional<IdsArgument> ids_;
+};
+
+nb::tuple match(const Directory& self, nb::handle name, nb::handle keys, nb::handle session) {
+  const SessionArgument argument(session, keys);
+  const Directory::Found found =
+      self.match(name_argument(name), keys_argument(keys), argument.resume);
+  nb::object ids;
+  if (found.resumed && found.resumed == found.blocks) {
+    ids = nb::borrow(argument.ids_object());
+  } else {
+    IdsResult result(found.blocks);
+    if (found.resumed) std::copy_n(argument.ids().data(), found.resumed, result.data());
+    self.read(found, found.resumed, result.data() + found.resumed);
+    ids = result.array();
+  }
+  if (!found.blocks) return nb::make_tuple(ids, kNoBlock, 0);
+  std::int32_t last = 0;
+  self.read(found, found.blocks - 1, &last);
+  return nb::make_tuple(ids, last, self.insert_of(last));
+}
+
+nb::object insert(Directory& self, nb::handle name, nb::handle keys, nb::handle first,
+                  nb::handle ids, nb::handle session) {
+  const SessionArgument argument(session, keys);
+  const IdsArgument given(ids, "block ids");
+  const std::vector<std::int32_t> present =
+      self.insert(name_argument(name), keys_argument(keys), integer_argument(first),
+                  given.values(), argument.resume);
+  if (present.empty()) return nb::borrow(ids);
+  IdsResult result(given.values());
+  std::copy(present.begin(), present.end(), result.data());
+  return result.array();
+}
+
+nb::object remove_leaves(Directory& self, nb::handle blocks) {
+  const IdsArgument given(blocks, "blocks");
+  const std::vector<std::uint8_t> removed = self.remove_leaves(given.values());
+  return FlagsResult(std::span(removed)).array();
+}
+
+void bind_tree(nb::module_& module) {
+  nb::class_<Directory>(module, "Directory")
+      .def(nb::init<std::int64_t, std::int64_t>(), nb::arg("key_bytes"), nb::arg("run_bytes"))
+      .def("__len__", &Directory::size)
+      .def("__contains__",
+           [](const Directory& self, nb::handle block) {
+             return self.contains(integer_argument(block));
+           })
+      .def_prop_ro("node_count", &Directory::node_count)
+      .def("match", &match, nb::arg("namespace"), nb::arg("keys"), nb::arg("session").none())
+      .def("insert", &insert, nb::arg("namespace"), nb::arg("keys"), nb::arg("first"),
+           nb::arg("ids"), nb::arg("session").none())
+      .def("is_leaf",
+           [](const Directory& self, nb::handle block) {
+             return self.is_leaf(integer_argument(block));
+           })
+      .def("parent",
+           [](const Directory& self, nb::handle block) {
+             return self.parent(integer_argument(block));
+           })
+      .def("remove_leaf",
+           [](Directory& self, nb::handle block) { self.remove_leaf(integer_argument(block)); })
+      .def("remove_leaves", &remove_leaves)
+      .def("remove_subtree",
+           [](Directory& self, nb::handle block) {
+             return ids_of(self.remove_subtree(integer_argument(block)));
+           })
+      .def("check", &Directory::check)
+      .def("dump", [](const Directory& self) {
+        const std::string told = self.dump();
+        return nb::bytes(told.data(), told.size());
+      });
+}
+
+nb::object standing(const EvictionOrder& self, nb::handle blocks) {
+  const IdsArgument given(blocks, "blocks");
+  FlagsResult result(given.values().size());
+  std::uint8_t* out = result.data();
+  for (const std::int32_t block : given.values()) *out++ = self.contains(block);
+  return result.array();
+}
+
+nb::object pop(EvictionOrder& self, std::int64_t count, int rank, nb::handle busy) {
+  if (busy.is_none()) return ids_of(self.pop(count, rank, {}));
+  const FlagsArgument flags(busy, "busy");
+  return ids_of(self.pop(count, rank, flags.values()));
+}
+
+void bind_order(nb::module_& module) {
+  nb::class_<EvictionOrder>(module, "EvictionOrder")
+      .def(nb::init<std::int64_t>(), nb::arg("max_blocks"))
+      .def("count", &EvictionOrder::count)
+      .def("contains", &standing)
+      .def("append",
+           [](EvictionOrder& self, nb::handle blocks, int rank) {
+             self.append(IdsArgument(blocks, "blocks").values(), rank);
+           })
+      .def("prepend",
+           [](EvictionOrder& self, nb::handle blocks, int rank) {
+             self.prepend(IdsArgument(blocks, "blocks").values(), rank);
+           })
+      .def("discard",
+           [](EvictionOrder& self, nb::handle blocks) {
+             self.discard(IdsArgument(blocks, "blocks").values());
+           })
+      .def("pop", &pop, nb::arg("count"), nb::arg("rank"), nb::arg("busy") = nb::none())
+      .def("pop_newest",
+           [](EvictionOrder& self, std::int64_t count, int rank) {
+             return ids_of(self.pop_newest(count, rank));
+           })
+      .def("peek", [](const EvictionOrder& self, std::int64_t count, int rank) {
+        return ids_of(self.peek(count, rank));
+      });
+}
+
+nb::object count_of(const BlockCounts& self, nb::handle blocks) {
+  const IdsArgument given(blocks, "blocks");
+  IdsResult result(given.values().size());
+  std::int32_t* out = result.data();
+  for (const std::int32_t block : given.values()) *out++ = self.of(block);
+  return result.array();
+}
+
+nb::object any_of(const BlockCounts& self, nb::handle blocks) {
+  const IdsArgument given(blocks, "blocks");
+  FlagsResult result(given.values().size());
+  std::uint8_t* out = result.data();
+  for (const std::int32_t block : given.values()) *out++ = self.of(block) > 0;
+  return result.array();
+}
+
+void bind_counts(nb::module_& module) {
+  nb::class_<BlockCounts>(module, "BlockCounts")
+      .def(nb::init<std::int64_t, std::string>(), nb::arg("max_blocks"), nb::arg("what"))
+      .def_prop_ro("held", &BlockCounts::held)
+      .def("of", &count_of)
+      .def("any", &any_of)
+      .def("add",
+           [](BlockCounts& self, nb::handle blocks) {
+             return ids_of(self.add(IdsArgument(blocks, "blocks").values()));
+           })
+      .def("take_away", [](BlockCounts& self, nb::handle blocks) {
+        return ids_of(self.take_away(IdsArgument(blocks, "blocks").values()));
+      });
+}
+
+}  // namespace
+
+void bind_directory(nb::module_& module) {
+  bind_tree(module);
+  bind_order(module);
+  bind_counts(module);
+}
+
+}  // namespace forebay
