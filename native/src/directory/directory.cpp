@@ -132,6 +132,30 @@ std::vector<std::uint8_t> Directory::remove_leaves(BlockIds blocks) {
   return removed;
 }
 
+Outline Directory::outline(const std::vector<std::string>* names, std::int64_t max_blocks,
+                           std::size_t most) const {
+  // About a millisecond's worth of memory that no cache holds.
+  constexpr std::int64_t kMostNodes = 1 << 13;
+  constexpr std::int64_t kMostBlocks = 1 << 12;
+  std::vector<NodeId> roots;
+  Outline made;
+  if (names != nullptr) {
+    for (const std::string& name : *names) {
+      const auto root = roots_.find(name);
+      if (root != roots_.end()) roots.push_back(root->second);
+    }
+    made = walked_outline(nodes_, roots, kMostNodes);
+  } else if (node_count() <= kMostNodes) {
+    for (const auto& [name, root] : roots_) roots.push_back(root);
+    std::sort(roots.begin(), roots.end());
+    made = walked_outline(nodes_, roots, kMostNodes);
+  } else {
+    made = sampled_outline(nodes_, max_blocks, published_, kMostBlocks, kMostNodes);
+  }
+  made.prune(most);
+  return made;
+}
+
 std::vector<std::int32_t> Directory::remove_subtree(std::int64_t block) {
   const NodeId top = published(block).node;
   const std::int32_t keep = published(block).depth - nodes_[top].start;

@@ -15,6 +15,7 @@
 
 #include "directory/block_ids.hpp"
 #include "directory/nodes.hpp"
+#include "directory/outline.hpp"
 
 namespace forebay {
 
@@ -81,6 +82,13 @@ class Directory {
 
   // Unpublishes a block and all its descendants; returns them, children before parents.
   std::vector<std::int32_t> remove_subtree(std::int64_t block);
+
+  const Nodes& nodes() const { return nodes_; }
+
+  // A drawing of the trees of `names`, or of all, with at most `most` parts; ids are below
+  // `max_blocks`.
+  Outline outline(const std::vector<std::string>* names, std::int64_t max_blocks,
+                  std::size_t most) const;
 
   // Slow, for tests: throws where the directory contradicts itself; tells all that it remembers.
   void check() const;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "directory/counts.hpp"
@@ -105,6 +106,30 @@ nb::object remove_leaves(Directory& self, nb::handle blocks) {
   return FlagsResult(std::span(removed)).array();
 }
 
+nb::tuple outline(const Directory& self, nb::handle names, std::int64_t max_blocks,
+                  std::int64_t most_parts, std::int64_t most_blocks) {
+  std::vector<std::string> given;
+  if (!names.is_none()) {
+    for (const nb::handle name : names) given.emplace_back(name_argument(name));
+  }
+  if (max_blocks < 0 || most_parts < 0 || most_blocks < 0) {
+    throw ProtocolError("an outline takes bounds that are 0 or more");
+  }
+  const Outline made = self.outline(names.is_none() ? nullptr : &given, max_blocks, most_parts);
+  std::vector<std::int32_t> parents, blocks, weights, counts, samples;
+  for (std::size_t at = 0; at < made.parts.size(); ++at) {
+    const OutlinePart& part = made.parts[at];
+    const std::vector<std::int32_t> some = made.blocks_of(self.nodes(), at, most_blocks);
+    parents.push_back(part.parent);
+    blocks.push_back(static_cast<std::int32_t>(part.blocks));
+    weights.push_back(static_cast<std::int32_t>(std::lround(part.weight)));
+    counts.push_back(static_cast<std::int32_t>(some.size()));
+    samples.insert(samples.end(), some.begin(), some.end());
+  }
+  return nb::make_tuple(ids_of(parents), ids_of(blocks), ids_of(weights), ids_of(samples),
+                        ids_of(counts), made.total, made.exact);
+}
+
 void bind_tree(nb::module_& module) {
   nb::class_<Directory>(module, "Directory")
       .def(nb::init<std::int64_t, std::int64_t>(), nb::arg("key_bytes"), nb::arg("run_bytes"))
@@ -132,6 +157,8 @@ void bind_tree(nb::module_& module) {
            [](Directory& self, nb::handle block) {
              return ids_of(self.remove_subtree(integer_argument(block)));
            })
+      .def("outline", &outline, nb::arg("namespaces").none(), nb::arg("max_blocks"),
+           nb::arg("most_parts"), nb::arg("most_blocks"))
       .def("check", &Directory::check)
       .def("dump", [](const Directory& self) {
         const std::string told = self.dump();
