@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -18,7 +17,6 @@ import raw
 from server_rig import until
 
 from forebay.config import BatchSettings
-from forebay.server.exchange import Exchange, Piece
 from forebay.server.settings import ServerSettings
 
 COMPLETIONS = "/v1/completions"
@@ -91,17 +89,6 @@ def test_what_a_client_does_not_read_costs_neither_blocks_nor_events(served):
         answer = raw.read_all(socket)
     assert answer.count(b'"finish_reason":"length"') == 2
     assert b"data: [DONE]" in answer
-
-
-def test_an_exchange_that_is_not_read_keeps_text_not_events():
-    exchange = Exchange(2)
-    for step in range(10_000):
-        exchange.push(Piece(step % 2, "ab"[step % 2]))
-        assert len(exchange._pieces) <= 256
-    pieces = asyncio.run(exchange.take())
-    for index in range(2):
-        text = "".join(piece.text for piece in pieces if piece.index == index)
-        assert text == "ab"[index] * 5000
 
 
 def test_a_silent_stream_says_that_it_is_still_there(serve):

@@ -58,19 +58,23 @@ class Job:
 Event = Callable[[], None]
 """Something to do on the event loop."""
 
+Pieces = dict[Exchange, list[Piece]]
+"""What a step added to which exchange."""
+
 
 class EngineThread:
     """Runs `engine` from :meth:`start` to :meth:`stop`, and closes it.
 
-    `post` is called on this thread with events for the loop, `died` as the last thing if the engine
-    raised; `ended` on the loop for every answer that ends. The queue is bounded by its users: one
+    `post` is called on this thread with events for the loop and, after them, pieces; `died` as the
+    last thing if the engine raised; `ended` on the loop for every answer that ends, before its
+    piece. The queue is bounded by its users: one
     submission and one abort for each exchange.
     """
 
     def __init__(
         self,
         engine: Engine,
-        post: Callable[[list[Event]], None],
+        post: Callable[[list[Event], Pieces], None],
         ended: Callable[[Outcome], None],
         died: Callable[[], None],
         max_sessions: int,
@@ -85,6 +89,7 @@ class EngineThread:
         self._jobs: dict[int, tuple[EngineRequest, Job]] = {}
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
         self._events: list[Event] = []
+        self._pieces: Pieces = {}
         self._stats_s = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="forebay-engine", daemon=True)
@@ -188,7 +193,7 @@ class EngineThread:
                 self._remember(request, job)
                 outcome = self._outcome(request, FinishReason.ABORTED)
                 self._events.append(partial(self._ended, outcome))
-                self._events.append(partial(exchange.push, Piece(job.index, "", (), outcome)))
+                self._give(exchange, Piece(job.index, "", (), outcome))
         self._events.append(then)
 
     def _set_mode(self, mode: Mode, then: Callable[[ForebayError | None], None]) -> None:
@@ -215,8 +220,14 @@ class EngineThread:
         tokens = delta.tokens if job.each_token else ()
         if not (delta.text or tokens or outcome):
             return
-        piece = Piece(job.index, delta.text, tokens, outcome)
-        self._events.append(partial(job.exchange.push, piece))
+        self._give(job.exchange, Piece(job.index, delta.text, tokens, outcome))
+
+    def _give(self, exchange: Exchange, piece: Piece) -> None:
+        pieces = self._pieces.get(exchange)
+        if pieces is None:
+            self._pieces[exchange] = [piece]
+        else:
+            pieces.append(piece)
 
     def _remember(self, request: EngineRequest, job: Job) -> None:
         if not job.session or request.session is None:
@@ -252,9 +263,10 @@ class EngineThread:
             self._stats_s, self.stats = now_s, self._engine.stats()
 
     def _flush(self) -> None:
-        if self._events:
+        if self._events or self._pieces:
             events, self._events = self._events, []
-            self._post(events)
+            pieces, self._pieces = self._pieces, {}
+            self._post(events, pieces)
 
     def _close(self) -> None:
         try:

@@ -1,13 +1,17 @@
 """One HTTP request's side of its answers: what the engine's thread sends, as the client takes it.
 
-Lives on the event loop. What a slow client has not taken yet is kept as text, not as events, so it
-never outgrows its answers.
+Lives on the event loop. What a step brings goes straight to whoever listens, without a task that
+wakes up for it. What a slow client has not taken yet is kept as text, not as events, so it never
+outgrows its answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import msgspec
 
 from forebay.engine.request import FinishReason
 from forebay.engine.sampler import SampledToken
@@ -41,14 +45,17 @@ class Outcome:
         return self.device_tokens + self.host_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step added to answer `index`. `tokens` only where they were asked for."""
+class Piece(msgspec.Struct, frozen=True):
+    """What one step added to answer `index`. `tokens` only where log-probabilities were asked."""
 
     index: int
     text: str
     tokens: tuple[SampledToken, ...] = ()
     outcome: Outcome | None = None
+
+
+Listener = Callable[[list[Piece]], None]
+"""Takes pieces in order; an empty list says that nothing came for long."""
 
 
 class Exchange:
@@ -58,7 +65,10 @@ class Exchange:
         self.open = set(range(count))
         self.submitted = False
         self.error: ForebayError | None = None
+        self._broken: Exception | None = None
         self._pieces: list[Piece] = []
+        self._listener: Listener | None = None
+        self._held = False
         self._accepted = False
         self._quiet = False
         self._waiter: asyncio.Future[None] | None = None
@@ -70,17 +80,20 @@ class Exchange:
         self._accepted = True
         self._wake()
 
-    def push(self, piece: Piece) -> None:
-        """More of an answer; after an error nothing counts any more."""
+    def push(self, pieces: list[Piece]) -> None:
+        """More of its answers; after an error nothing counts any more."""
         if self.error is not None:
             return
-        if piece.outcome is not None:
-            self.open.discard(piece.index)
+        for piece in pieces:
+            if piece.outcome is not None:
+                self.open.discard(piece.index)
         self._quiet = False
-        self._pieces.append(piece)
-        if len(self._pieces) > _MOST_PIECES:
-            self._pieces = _joined(self._pieces)
-        self._wake()
+        if self._listener is None or self._held:
+            self._pieces += pieces
+            if len(self._pieces) > _MOST_PIECES:
+                self._pieces = _joined(self._pieces)
+        else:
+            self._give(self._listener, pieces)
 
     def fail(self, error: ForebayError) -> None:
         """No more will come: refused, shut down, or the client is gone."""
@@ -97,26 +110,57 @@ class Exchange:
         if self.error is not None:
             raise self.error
 
-    async def take(self) -> list[Piece]:
-        """What came since the last call, in order; empty if nothing did for long.
+    async def tell(self, listener: Listener) -> None:
+        """Hand every piece to `listener`, what came already first, until all answers ended.
 
-        Raises the error that ended the exchange, once everything before it was taken.
+        Raises the error that ended the exchange, once everything before it was handed over, or
+        what `listener` raised.
         """
-        if not self._pieces and self.error is None:
-            await self._wait()
-        pieces, self._pieces = self._pieces, []
-        if not pieces and self.error is not None:
+        self._listener = listener
+        try:
+            self.resume()
+            while self._broken is None and (self._held or (self.open and self.error is None)):
+                await self._wait()
+        finally:
+            self._listener = None
+        if self._broken is not None:
+            raise self._broken
+        if self.error is not None:
             raise self.error
-        return pieces
+
+    def hold(self) -> None:
+        """The listener takes nothing for now."""
+        self._held = True
+
+    def resume(self) -> None:
+        """The listener takes pieces again, first those that came meanwhile."""
+        self._held = False
+        pieces, self._pieces = self._pieces, []
+        if pieces and self._listener is not None:
+            self._give(self._listener, pieces)
+        self._wake()
+
+    def break_off(self, error: Exception) -> None:
+        """The listener can take no more; `tell` raises `error`. The other exchanges go on."""
+        self._broken = error
+        self._wake()
 
     def tick(self) -> None:
-        """Called now and then: whoever has waited since the last time gets an empty list.
+        """Called now and then: whoever has heard nothing since the last time gets an empty list.
 
-        A timer for each wait would cost more than the rest of it.
+        A timer for each exchange would cost more than the rest of it.
         """
-        if self._quiet and self._accepted:
-            self._wake()
+        if self._quiet and self._listener is not None and not self._held:
+            self._give(self._listener, [])
         self._quiet = True
+
+    def _give(self, listener: Listener, pieces: list[Piece]) -> None:
+        try:
+            listener(pieces)
+        except Exception as error:
+            self.break_off(error)
+        if not self.open:
+            self._wake()
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from forebay.core.rates import Average
 from forebay.engine.engine import Engine
 from forebay.engine.stats import EngineStats
 from forebay.errors import ForebayError
-from forebay.server.driver import EngineThread, Event, Job
+from forebay.server.driver import EngineThread, Event, Job, Pieces
 from forebay.server.errors import ApiError, api_error
 from forebay.server.exchange import Exchange
 from forebay.server.metrics import Metrics
@@ -183,9 +183,9 @@ class Front:
                     self._thread.abort(exchange, _nothing)
                 exchange.fail(error)
 
-    def _post(self, events: list[Event]) -> None:
+    def _post(self, events: list[Event], pieces: Pieces) -> None:
         """On the engine's thread."""
-        self._call(_run_all, events)
+        self._call(_hand_out, events, pieces)
 
     def _died(self) -> None:
         """On the engine's thread."""
@@ -206,9 +206,11 @@ class Front:
             logger.debug("the event loop closed before the engine")
 
 
-def _run_all(events: list[Event]) -> None:
+def _hand_out(events: list[Event], pieces: Pieces) -> None:
     for event in events:
         event()
+    for exchange, added in pieces.items():
+        exchange.push(added)
 
 
 def _nothing() -> None:

@@ -21,6 +21,7 @@ from forebay.server.errors import ApiError
 from forebay.server.exchange import Exchange, Outcome, Piece
 from forebay.server.front import Front
 from forebay.server.guard import Message, Receive, Scope, Send, refuse
+from forebay.server.sender import Sender
 from forebay.server.shapes import Shape
 from forebay.server.wire import Usage, usage_of
 
@@ -87,12 +88,8 @@ class Generation(Response):
             await refuse(self._front.told(error), send)
 
     async def _whole(self, exchange: Exchange, send: Send) -> None:
-        shape = self._plan.shape
-        while len(self._outcomes) < self._plan.answers:
-            for piece in await exchange.take():
-                shape.keep(piece)
-                self._note(piece)
-        body = shape.whole(self._usage())
+        await exchange.tell(self._keep)
+        body = self._plan.shape.whole(self._usage())
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -100,28 +97,38 @@ class Generation(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
+    def _keep(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self._plan.shape.keep(piece)
+            self._note(piece)
+
     async def _stream(self, exchange: Exchange, send: Send) -> None:
         plan, shape = self._plan, self._plan.shape
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
         opening = shape.opening(plan.answers)
         if opening:
             await send(_events(opening))
+        sender = Sender(send, exchange)
+
+        def write(pieces: list[Piece]) -> None:
+            events = [event for piece in pieces if (event := shape.event(piece)) is not None]
+            if events:
+                sender.put(_events(events))
+            elif not pieces:
+                sender.put(_part(_STILL_HERE))
+            for piece in pieces:
+                self._note(piece)
+
         try:
-            while len(self._outcomes) < plan.answers:
-                pieces = await exchange.take()
-                events = [event for piece in pieces if (event := shape.event(piece)) is not None]
-                if events:
-                    await send(_events(events))
-                elif not pieces:
-                    await send(_part(_STILL_HERE))
-                for piece in pieces:
-                    if piece.outcome is not None:
-                        self._note(piece)
+            await exchange.tell(write)
         except ForebayError as error:
+            await sender.rest()
             await send(_events([self._front.told(error).body]))
         else:
             if plan.include_usage:
                 await send(_events([shape.closing(self._usage())]))
+        finally:
+            sender.close()
         await send({"type": "http.response.body", "body": _DONE})
 
     def _note(self, piece: Piece) -> None:
@@ -146,7 +153,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _events(bodies: list[bytes]) -> Message:
-    return _part(b"".join([b"data: %b\n\n" % body for body in bodies]))
+    return _part(b"data: %b\n\n" % b"\n\ndata: ".join(bodies))
 
 
 def _part(body: bytes) -> Message:

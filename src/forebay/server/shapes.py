@@ -34,6 +34,8 @@ from forebay.server.wire import (
 
 TokenText = Callable[[int], str]
 _encode = msgspec.json.Encoder().encode
+# Stands where a text will be; in nothing else that is sent.
+_MARK = secrets.token_hex(16)
 
 
 class Shape(Protocol):
@@ -75,6 +77,21 @@ class UsageSoFar:
         return Usage(prompt, drawn, prompt + drawn)
 
 
+class _TextEvents:
+    """The events that say nothing but a text: encoded once for each answer, with a gap for it."""
+
+    def __init__(self) -> None:
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def of(self, index: int, text: str, event: Callable[[int, str], bytes]) -> bytes:
+        """What `event` would give."""
+        around = self._around.get(index)
+        if around is None:
+            before, _, after = event(index, _MARK).partition(_encode(_MARK))
+            around = self._around[index] = before, after
+        return b"%b%b%b" % (around[0], _encode(text), around[1])
+
+
 @dataclass(slots=True)
 class CompletionShape:
     """/v1/completions."""
@@ -87,6 +104,7 @@ class CompletionShape:
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict[int, int])
     _kept: dict[int, list[Piece]] = field(default_factory=dict[int, list[Piece]])
+    _texts: _TextEvents = field(default_factory=_TextEvents)
 
     def opening(self, answers: int) -> list[bytes]:
         """Nothing."""
@@ -96,7 +114,12 @@ class CompletionShape:
         """Its text and tokens."""
         if not (piece.text or piece.tokens or piece.outcome):
             return None
+        if piece.outcome is None and not self.logprobs and self.so_far is None:
+            return self._texts.of(piece.index, piece.text, self._text_event)
         return _encode(self._of([self._choice([piece])], _so_far(self.so_far, piece)))
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        return _encode(self._of([self._choice([Piece(index, text)])], msgspec.UNSET))
 
     def closing(self, usage: Usage) -> bytes:
         """An event without choices."""
@@ -166,6 +189,7 @@ class ChatShape:
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
     _answers: dict[int, _Answer] = field(default_factory=dict[int, _Answer])
+    _texts: _TextEvents = field(default_factory=_TextEvents)
 
     def opening(self, answers: int) -> list[bytes]:
         """The role, once for each answer."""
@@ -184,6 +208,8 @@ class ChatShape:
         text, calls = self._parted(answer, piece)
         if not (text or calls or piece.tokens or piece.outcome):
             return None
+        if not (calls or self.logprobs or piece.outcome or self.so_far):
+            return self._texts.of(piece.index, text, self._text_event)
         first = len(answer.calls) - len(calls)
         parts = [_part(call, first + i) for i, call in enumerate(calls)]
         return self._chunk(
@@ -197,6 +223,9 @@ class ChatShape:
             ],
             _so_far(self.so_far, piece),
         )
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        return self._chunk([ChunkChoice(index, Delta(content=text))], msgspec.UNSET)
 
     def closing(self, usage: Usage) -> bytes:
         """An event without choices."""
