@@ -75,8 +75,8 @@ HEALTHY: Series = {
 
 @dataclass(frozen=True)
 class Case:
-    """`trouble` makes the alert fire after `minutes`, and, if they are more than one, not after half
-    of them; `nearly` never does. Both are changes of `HEALTHY`.
+    """`trouble` makes the alert fire after `minutes`, and not after half of them (if they are more
+    than one); `nearly` never does. Both are changes of `HEALTHY`.
     """
 
     alert: str

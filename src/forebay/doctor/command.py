@@ -23,18 +23,17 @@ _INDENT = " " * 6
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine this machine and print what was found. Returns 1 if something will fail, else 0."""
-    options = _parser().parse_args(arguments)
-    wanted = Wanted(
-        model=options.model,
-        host_bytes=options.host_bytes,
-        device_tokens=options.device_tokens,
-        host=options.host,
-        port=options.port,
-        max_connections=options.max_connections,
-    )
+    wanted, for_programs = options_of(arguments)
     diagnosis = examine(Machine(), wanted)
-    print(as_json(diagnosis) if options.json else as_text(diagnosis))
+    print(as_json(diagnosis) if for_programs else as_text(diagnosis))
     return int(diagnosis.fails)
+
+
+def options_of(arguments: Sequence[str] | None) -> tuple[Wanted, bool]:
+    """What is wanted, and whether programs read the answer. Ends the process on wrong ones."""
+    options = vars(_parser().parse_args(arguments))
+    for_programs = options.pop("json")
+    return Wanted(**options), for_programs
 
 
 def as_text(diagnosis: Diagnosis) -> str:
