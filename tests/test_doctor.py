@@ -7,54 +7,28 @@ import os
 import resource
 import socket
 import struct
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import machines
 import pytest
-from machines import GIB, tree_of
-from typer.testing import CliRunner
+from machines import GIB, NO_DRIVER, machine_of
 
-from forebay.cli import app
 from forebay.doctor import software
-from forebay.doctor.command import as_json, as_text, main
+from forebay.doctor.command import as_text
 from forebay.doctor.examine import examine
 from forebay.doctor.finding import Disk, Finding, Level, Machine, Wanted
 from forebay.machine.driver import Device, Driver
 from forebay.machine.tree import Tree
 
-SOURCE = Path(__file__).resolve().parent.parent / "src"
-NO_DRIVER = Driver(error="libcuda.so.1: not there", missing=True)
 H200 = Device("NVIDIA H200", 140 * GIB, (9, 0), 3, "0000:1b:00.0")
 GPU = Driver(version=(13, 0), devices=(H200,))
-UNLIMITED = 1 << 60
 
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def machine_of(root: Path, files: dict[str, str], **changed: Any) -> Machine:
-    limits = {resource.RLIMIT_NOFILE: 65536} | changed.pop("limits", {})
-    disk = changed.pop("disk", Disk(100 * GIB, 50 * GIB))
-    settings: dict[str, Any] = {
-        "tree": tree_of(root, files),
-        "limit": limits.get,
-        "disk": lambda _: disk,
-        "driver": NO_DRIVER,
-        "environ": {},
-    }
-    return Machine(**settings | changed)
 
 
 def found(machine: Machine, subject: str, **wanted: Any) -> Finding:
@@ -336,98 +310,3 @@ def test_nothing_makes_it_fail(tmp_path: Path):
     assert any(finding.subject == "unread" for finding in diagnosis.findings)
     assert diagnosis.host_pool_bytes is None
     assert "host pool: unknown" in as_text(diagnosis)
-
-
-def test_text_and_json_say_the_same(tmp_path: Path):
-    machine = machine_of(tmp_path, machines.container_v2())
-    diagnosis = examine(machine, Wanted(port=0, host_bytes=64 * GIB))
-    said = json.loads(as_json(diagnosis))
-    assert not said["ok"]
-    assert said["host_pool_bytes"] == diagnosis.host_pool_bytes
-    text = as_text(diagnosis)
-    lines = text.splitlines()
-    assert all(len(line) <= 100 for line in lines)
-    assert lines[-1] == said["summary"]
-    assert "1 thing will fail" in lines[-1]
-    for finding in said["findings"]:
-        assert f"{finding['level']:<5} {finding['subject']}: " in text
-
-
-def test_the_exit_status_says_whether_something_fails(
-    capsys: pytest.CaptureFixture[str], free_port: int
-):
-    fine = ["--port", str(free_port), "--host-bytes", "1MiB"]
-    assert main(fine) == 0
-    assert "host pool up to" in capsys.readouterr().out
-    assert main([*fine, "--json", "--host-bytes", "900TiB"]) == 1
-    assert not json.loads(capsys.readouterr().out)["ok"]
-    with pytest.raises(SystemExit) as ended:
-        main(["--host-bytes", "much"])
-    assert ended.value.code == 2
-    assert "write it like" in capsys.readouterr().err
-
-
-def test_the_command_line_hands_its_options_over(free_port: int):
-    done = CliRunner().invoke(app, ["doctor", "--host-bytes", "900TiB", "--port", str(free_port)])
-    assert done.exit_code == 1
-    assert "fail  memory" in done.output
-    assert "--host-bytes" in CliRunner().invoke(app, ["doctor", "--help"]).output
-
-
-def run_bare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """In an interpreter that sees no installed package, and the sources without the extension."""
-    place = tmp_path / "bare"
-    place.mkdir(exist_ok=True)
-    if not (place / "forebay").exists():
-        (place / "forebay").mkdir()
-        for file in (SOURCE / "forebay").iterdir():
-            if not file.name.startswith("_native"):
-                (place / "forebay" / file.name).symlink_to(file)
-    return subprocess.run(
-        [sys.executable, "-S", *arguments],
-        env={"PYTHONPATH": str(place), "PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-
-
-def test_where_nothing_is_installed_the_doctor_says_so(tmp_path: Path, free_port: int):
-    done = run_bare(tmp_path, "-m", "forebay", "doctor", "--port", str(free_port), "--json")
-    assert done.stderr == ""
-    assert done.returncode == 1
-    said = {each["subject"]: each for each in json.loads(done.stdout)["findings"]}
-    assert said["PyTorch"]["level"] == "fail"
-    assert "pip install" in said["PyTorch"]["help"]
-    assert said["extension"]["read"] == "not built"
-    others = run_bare(tmp_path, "-m", "forebay", "serve")
-    assert others.returncode == 2
-    assert others.stderr.startswith("error: the command line needs typer: pip install")
-    assert run_bare(tmp_path, "-m", "forebay.doctor", "--help").returncode == 0
-
-
-def test_an_extension_for_another_interpreter_is_named(tmp_path: Path, free_port: int):
-    run_bare(tmp_path, "-c", "")
-    stranger = "_native.cpython-39-x86_64-linux-gnu.so"
-    (tmp_path / "bare" / "forebay" / stranger).write_bytes(b"")
-    arguments = ("-m", "forebay.doctor", "--json", "--port", str(free_port))
-    (said,) = [
-        each
-        for each in json.loads(run_bare(tmp_path, *arguments).stdout)["findings"]
-        if each["subject"] == "extension"
-    ]
-    assert said["read"] == f"built for another interpreter: {stranger}"
-    own = (
-        tmp_path
-        / "bare"
-        / "forebay"
-        / f"_native{software.importlib.machinery.EXTENSION_SUFFIXES[0]}"
-    )
-    own.write_bytes(b"no library")
-    (said,) = [
-        each
-        for each in json.loads(run_bare(tmp_path, *arguments).stdout)["findings"]
-        if each["subject"] == "extension"
-    ]
-    assert said["read"].startswith("does not load")

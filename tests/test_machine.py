@@ -45,6 +45,12 @@ def test_a_limit_above_the_own_group_binds(tmp_path: Path):
     assert cpu_quota(tree) == 4.0
 
 
+def test_the_bound_above_which_a_group_is_slowed_down_counts(tmp_path: Path):
+    files = machines.container_v2() | {"/sys/fs/cgroup/memory.high": str(5 * GIB)}
+    (limit,) = memory_limits(tree_of(tmp_path, files))
+    assert (limit.limit_bytes, limit.room_bytes) == (5 * GIB, 4 * GIB)
+
+
 @pytest.mark.parametrize("group", ["/docker/abc", "/", "/../other", "/somewhere/not/shown"])
 def test_version_1_is_found_whatever_path_the_kernel_names(tmp_path: Path, group: str):
     tree = tree_of(tmp_path, machines.container_v1(group))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
+from typing import Any
 
+from forebay.doctor.finding import Disk, Machine
+from forebay.machine.driver import Driver
 from forebay.machine.tree import Tree
 
 GIB = 1 << 30
+NO_DRIVER = Driver(error="libcuda.so.1: not there", missing=True)
 V2_MOUNT = "30 22 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw"
 V1_MOUNT = "35 31 0:32 {root} /sys/fs/cgroup/{name} rw,nosuid - cgroup cgroup rw,{name}"
 
@@ -90,3 +95,17 @@ def container_v1(group: str = "/docker/abc") -> dict[str, str]:
         "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "250000",
         "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
     }
+
+
+def machine_of(root: Path, files: dict[str, str], **changed: Any) -> Machine:
+    """What the doctor sees on a machine with these files; no GPU unless one is given."""
+    limits = {resource.RLIMIT_NOFILE: 65536} | changed.pop("limits", {})
+    disk = changed.pop("disk", Disk(100 * GIB, 50 * GIB))
+    settings: dict[str, Any] = {
+        "tree": tree_of(root, files),
+        "limit": limits.get,
+        "disk": lambda _: disk,
+        "driver": NO_DRIVER,
+        "environ": {},
+    }
+    return Machine(**settings | changed)

@@ -37,14 +37,18 @@ def memory_limits(tree: Tree) -> list[MemoryLimit]:
     found: list[MemoryLimit] = []
     for version, folder in _folders(tree, "memory"):
         if version == 2:
-            names = ("memory.max", "memory.current", "inactive_file")
+            # Above `high` a group is not ended but slowed down until it is below again.
+            limits = ("memory.max", "memory.high")
+            names = ("memory.current", "inactive_file")
         else:
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        limit = tree.number(f"{folder}/{names[0]}")
-        if limit is None or limit >= _NO_LIMIT:
+            limits = ("memory.limit_in_bytes",)
+            names = ("memory.usage_in_bytes", "total_inactive_file")
+        numbers = [tree.number(f"{folder}/{name}") for name in limits]
+        limit = min((number for number in numbers if number is not None), default=_NO_LIMIT)
+        if limit >= _NO_LIMIT:
             continue
-        used = tree.number(f"{folder}/{names[1]}") or 0
-        reclaimable = tree.fields(f"{folder}/memory.stat").get(names[2], 0)
+        used = tree.number(f"{folder}/{names[0]}") or 0
+        reclaimable = tree.fields(f"{folder}/memory.stat").get(names[1], 0)
         found.append(MemoryLimit(folder, limit, used, min(reclaimable, used)))
     return found
 
