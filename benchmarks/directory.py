@@ -18,9 +18,9 @@ from collections.abc import Callable
 import numpy as np
 from report import Figure, Goal, arguments, finish, median_figure
 
+from forebay._native import BlockCounts, EvictionOrder
 from forebay.core.device import LeaseKind
 from forebay.core.directory import Directory, Session
-from forebay.core.order import EvictionOrder
 from forebay.core.store import Store
 
 GOALS = {
@@ -259,32 +259,34 @@ class DirectoryMix(Mix):
         blocks = CACHED_BLOCKS + 2 * SYSTEMS * TURNS * TURN_BLOCKS
         self.directory = Directory(KEY_BYTES)
         self.order_of = EvictionOrder(blocks)
-        self.leases = np.zeros(blocks, np.int32)
-        self.idle = np.zeros(blocks, np.bool_)
+        self.leases = BlockCounts(blocks, "a lease")
+        self.busy = np.zeros(blocks, np.bool_)
         self.free = np.arange(blocks, dtype=np.int32)
         self.free_count = blocks
 
     def serve(self, keys: bytes) -> int:
         match = self.directory.match(TENANT, keys)
         found = match.ids
-        self.order_of.discard(found)
-        self.leases.put(found, self.leases.take(found) + 1)
+        self.touch(found)
         missing = len(keys) // KEY_BYTES - len(found)
         if len(self.directory) + missing > CACHED_BLOCKS:
             self.evict(len(self.directory) + missing - CACHED_BLOCKS)
         self.free_count -= missing
         own = self.free[self.free_count : self.free_count + missing].copy()
-        self.leases.put(own, 1)
+        self.touch(own)
         self.directory.insert(TENANT, keys, len(found), own, match.session)
         path = np.concatenate([found, own])
-        left = self.leases.take(path) - 1
-        self.leases.put(path, left)
-        self.order_of.append(path[left == 0], 0)
+        self.order_of.append(self.leases.take_away(path), 0)
         return len(found)
+
+    def touch(self, blocks: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        """One lease more on each block: none of them may be given up."""
+        self.leases.add(blocks)
+        self.order_of.discard(blocks)
 
     def evict(self, count: int) -> None:
         """Give up the `count` blocks that were released longest ago, leaves first."""
-        victims = self.order_of.pop(count, 0, self.idle)
+        victims = self.order_of.pop(count, 0, self.busy)
         if not self.directory.remove_leaves(victims).all():
             raise RuntimeError("the eviction order gave up a block before its children")
         self.free[self.free_count : self.free_count + count] = victims

@@ -109,7 +109,7 @@ class Directory:
         keys: bytes,
         session: tuple[bytes, int, int, _Ids, bytes | None] | None,
     ) -> tuple[_Ids, int, int]:
-        """The ids of the longest published prefix, its last block or -1, and that block's insert."""
+        """The ids of the longest published prefix, its last block or -1, and its insert."""
 
     def insert(
         self,

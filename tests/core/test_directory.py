@@ -58,7 +58,7 @@ def test_inserting_nothing_makes_no_namespace(directory: Directory) -> None:
     with pytest.raises(ParentMissingError):
         directory.insert(N, path("ab"), 1, ids(7))
     directory.check()
-    assert directory._roots == {}  # pyright: ignore[reportPrivateUsage]
+    assert directory.node_count == 0
 
 
 @pytest.mark.parametrize("key_bytes", [0, -4])
@@ -78,13 +78,25 @@ def test_key_width_must_be_positive(key_bytes: int) -> None:
         lambda d: d.insert(N, path("ab"), 0, np.zeros((2, 1), np.int32)),
         lambda d: d.insert(N, path("ab"), 0, ids(5, 5)),
         lambda d: d.insert(N, path("ab"), 0, ids(5, -1)),
+        lambda d: d.insert(N, path("ab"), 2**70, ids(5)),
+        lambda d: d.insert(N, path("pq"), 1, np.array([5])),
+        lambda d: d.insert(N, path("pq"), 1, [5]),
+        lambda d: d.insert("tenant", path("pq"), 1, ids(5)),
+        lambda d: d.match("tenant", path("p")),
+        lambda d: d.match(N, path("p"), (N, 0, 1)),
+        lambda d: d.match(N, path("p"), (N, 0, 1, [0], None)),
+        lambda d: d.match(N, path("p"), (N, 0, 1, ids(0), bytearray(b"pppp"))),
         lambda d: d.insert(N, path("pqr"), 1, ids(3, 0)),
         lambda d: d.parent(5),
         lambda d: d.is_leaf(-1),
         lambda d: d.remove_leaf(5),
         lambda d: d.remove_leaf(10**9),
+        lambda d: d.remove_leaf(-(10**30)),
+        lambda d: d.parent(2**64),
         lambda d: d.remove_subtree(5),
         lambda d: d.remove_leaves(ids(5)),
+        lambda d: d.remove_leaves(np.array([0])),
+        lambda d: d.remove_leaves(np.zeros((1, 1), np.int32)),
     ],
 )
 def test_misuse_is_refused_without_change(
@@ -151,8 +163,7 @@ def test_a_namespace_goes_with_its_last_block(directory: Directory) -> None:
         else:
             directory.remove_subtree(0)
     assert len(directory) == 0
-    assert directory._roots == {}  # pyright: ignore[reportPrivateUsage]
-    assert len(directory._nodes.parent) <= 2  # pyright: ignore[reportPrivateUsage]
+    assert directory.node_count == 0
     directory.check()
 
 
@@ -294,6 +305,35 @@ def test_a_session_is_not_believed_for_another_front(directory: Directory) -> No
         assert directory.match(N, path("zbcd"), handle).ids.tolist() == []
 
 
+def test_a_made_up_session_is_not_believed(directory: Directory) -> None:
+    keys = path("abc")
+    directory.insert(N, keys, 0, ids(0, 1, 2))
+    true = directory.match(N, keys).session
+    for made_up in (
+        true._replace(ids=ids(0)),
+        true._replace(ids=ids(*range(9))),
+        true._replace(block=1),
+        true._replace(block=-1),
+        true._replace(block=2**70),
+        true._replace(generation=-(2**70)),
+        true._replace(keys=b""),
+        true._replace(keys=path("abx")),
+    ):
+        assert directory.match(N, keys, made_up).ids.tolist() == [0, 1, 2]
+        assert directory.insert(N, keys, 2, ids(5), made_up).tolist() == [2]
+        assert directory.match(N, b"", made_up).ids.tolist() == []
+
+
+def test_blocks_may_be_numbers_of_any_kind_and_arrays_lie_anyhow(directory: Directory) -> None:
+    backwards = np.array([2, 1, 0], np.int32)[::-1]
+    assert directory.insert(N, path("abc"), 0, backwards).tolist() == [0, 1, 2]
+    assert np.int64(1) in directory
+    assert directory.parent(backwards[1]) == 0  # pyright: ignore[reportArgumentType]
+    assert directory.remove_leaves(backwards[::-1]).all()
+    with pytest.raises(TypeError):
+        directory.parent(1.5)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_match_outlives_what_it_saw(directory: Directory) -> None:
     directory.insert(N, path("abc"), 0, ids(0, 1, 2))
     seen = directory.match(N, path("abc")).ids
@@ -327,8 +367,7 @@ def test_runs_are_bounded() -> None:
     keys = path("abcdefgh")
     for depth in range(8):
         directory.insert(N, keys, depth, ids(depth))
-    nodes = directory._nodes  # pyright: ignore[reportPrivateUsage]
-    assert max(len(segment) for segment in nodes.segment) == 12
+    assert directory.node_count == 1 + 3
     assert directory.match(N, keys).ids.tolist() == list(range(8))
     assert directory.remove_leaves(ids(7, 6, 5, 4, 3, 2, 1)).all()
     directory.check()

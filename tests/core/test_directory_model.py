@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 
 import numpy as np
@@ -25,23 +24,6 @@ NAMESPACES = (b"", b"a", b"tenant-b")
 
 paths = st.lists(st.sampled_from([b"xx", b"xy", b"yx"]), max_size=9).map(b"".join)
 namespaces = st.sampled_from(NAMESPACES)
-
-
-def dump(directory: Directory) -> object:
-    """All that the directory remembers, as plain values."""
-
-    def plain(value: object) -> object:
-        if isinstance(value, np.ndarray | array | memoryview):
-            return value.tolist()
-        if isinstance(value, dict):
-            return [(key, plain(item)) for key, item in value.items()]
-        if isinstance(value, list):
-            return [plain(item) for item in value]
-        if hasattr(value, "__dict__"):
-            return {name: plain(item) for name, item in vars(value).items()}
-        return value
-
-    return plain(directory)
 
 
 class Model:
@@ -106,9 +88,9 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(target=sessions, namespace=namespaces, keys=paths, rested=st.booleans())
     def match(self, namespace: bytes, keys: bytes, rested: bool) -> tuple[Session, bytes]:
-        before = dump(self.directory)
+        before = self.directory.dump()
         match = self.directory.match(namespace, keys)
-        assert dump(self.directory) == before
+        assert self.directory.dump() == before
         assert match.ids.tolist() == self.model.match(namespace, keys)
         assert not match.ids.flags.writeable
         return match.session.rested() if rested else match.session, keys
@@ -120,9 +102,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         """The same conversation goes on; now and then somebody passes another's handle."""
         handle, keys = session
         keys = keys + more
-        before = dump(self.directory)
+        before = self.directory.dump()
         match = self.directory.match(namespace, keys, handle)
-        assert dump(self.directory) == before
+        assert self.directory.dump() == before
         assert match.ids.tolist() == self.model.match(namespace, keys)
         return match.session, keys
 
@@ -156,10 +138,10 @@ class DirectoryMachine(RuleBasedStateMachine):
         ids = self.take(blocks - first)
         handle = session[0] if session else None
         if len(found) < first:
-            before = dump(self.directory)
+            before = self.directory.dump()
             with pytest.raises(ParentMissingError):
                 self.directory.insert(namespace, keys + surplus, first, ids, handle)
-            assert dump(self.directory) == before
+            assert self.directory.dump() == before
             self.give(ids.tolist())
             return
         canonical = self.directory.insert(namespace, keys + surplus, first, ids, handle).tolist()
@@ -176,17 +158,17 @@ class DirectoryMachine(RuleBasedStateMachine):
         found = len(self.model.match(namespace, keys))
         if block not in self.model.place_of or found == len(keys) // KEY_BYTES:
             return
-        before = dump(self.directory)
+        before = self.directory.dump()
         with pytest.raises(ProtocolError):
             self.directory.insert(
                 namespace, keys[: (found + 1) * KEY_BYTES], found, np.array([block], np.int32)
             )
-        assert dump(self.directory) == before
+        assert self.directory.dump() == before
 
     @rule(position=st.integers(0, 50))
     def remove_leaf(self, position: int) -> None:
         block = self.pick(position)
-        before = dump(self.directory)
+        before = self.directory.dump()
         if block not in self.model.place_of:
             with pytest.raises(ProtocolError):
                 self.directory.remove_leaf(block)
@@ -198,7 +180,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.model.remove(block)
             self.give([block])
             return
-        assert dump(self.directory) == before
+        assert self.directory.dump() == before
 
     @rule(positions=st.lists(st.integers(0, 50), max_size=6), climb=st.integers(0, 6))
     def remove_leaves(self, positions: list[int], climb: int) -> None:

@@ -31,7 +31,7 @@ def check(cache: Cache) -> None:
         store._published
         | (device.leases(everything) > 0)
         | device.busy(everything)
-        | (host.holds(everything) > 0)
+        | host.held(everything)
     )
     assert not (kept & ~live).any(), "a block without an id is kept"
     assert not (live & ~kept).any(), f"blocks leaked: {np.flatnonzero(live & ~kept)}"
@@ -55,8 +55,8 @@ def _check_leases(cache: Cache, everything: np.ndarray) -> None:
         np.add.at(wanted, entry.blocks, 1)
         assert len(entry.origins) == entry.covered
     assert (store.device.leases(everything) == total).all(), "a lease outlived its owner"
-    assert (store.device._prefetch == prefetch).all()
-    assert (store.device.wanted_counts == wanted).all(), "protection outlived its owner"
+    assert (store.device._prefetch.of(everything) == prefetch).all()
+    assert (store.device._wanted.of(everything) == wanted).all(), "protection outlived its owner"
     assert store.device.prefetch_leased == int((prefetch > 0).sum())
     assert LeaseKind.HARD == 0
 
@@ -72,7 +72,7 @@ def _check_published(
     leased = store.device.leases(published) > 0
     resident = device_slot[published] >= 0
     assert (store.device.idle(published) == (resident & ~leased)).all(), "an order is wrong"
-    held = store.host.holds(published) > 0
+    held = store.host.held(published)
     assert (store.host._order.contains(published) == (valid & ~held)).all(), "host order is wrong"
     for block in published.tolist():
         parent = store.directory.parent(block)
@@ -91,7 +91,7 @@ def nothing_left(cache: Cache) -> None:
     assert not len(cache._flights)
     assert not store.device.leases(everything).any()
     assert not store.device.busy(everything).any()
-    assert not store.host.holds(everything).any()
+    assert not store.host.held(everything).any()
     assert not cache._line._ends
     assert not cache._line._computing
     assert not cache._line._computing_key

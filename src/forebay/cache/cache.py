@@ -289,7 +289,7 @@ class Cache:
         """Take in what the mover reports, save what can be saved, and plan. Does not block."""
         self._take_report()
         now_s = self._clock()
-        self._ledger.expire(now_s, self._store.device.wanted_counts, self.settings.slack_s)
+        self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         self._ahead.plan(now_s, running, free_run_slots, self._owed)
         self._owed = 0
         self._saves.flush(now_s)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay._native import BlockCounts, EvictionOrder
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
 from forebay.core.device_pool import LeaseKind
-from forebay.core.order import EvictionOrder
 from forebay.core.slots import SlotState, TierSlots
-from forebay.errors import ProtocolError
 
 _ORDINARY, _PROTECTED = 0, 1
 
@@ -27,12 +26,11 @@ class OwnDevicePool:
     def __init__(self, slots: int, max_blocks: int) -> None:
         self.tier = TierSlots(slots)
         self._slot: Ids = np.full(max_blocks, -1, np.int32)
-        self._leases: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
-        self._prefetch: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
-        self._wanted: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
+        self._leases = BlockCounts(max_blocks, "a lease")
+        self._prefetch = BlockCounts(max_blocks, "a prefetch lease")
+        self._wanted = BlockCounts(max_blocks, "protection")
         self._busy: NDArray[np.bool_] = np.zeros(max_blocks, np.bool_)
         self._order = EvictionOrder(max_blocks)
-        self._prefetch_leased = 0
 
     @property
     def slots(self) -> int:
@@ -48,7 +46,7 @@ class OwnDevicePool:
 
     @property
     def prefetch_leased(self) -> int:
-        return self._prefetch_leased
+        return self._prefetch.held
 
     def obtainable(self, *, protected: bool) -> int:
         extra = self._order.count(_PROTECTED) if protected else 0
@@ -67,7 +65,7 @@ class OwnDevicePool:
         return self.tier.stamps(self._slot.take(blocks))
 
     def leases(self, blocks: Ids) -> NDArray[np.int32]:
-        return self._leases.take(blocks)
+        return self._leases.of(blocks)
 
     def idle(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block stands in an eviction order: published, on the device, not leased."""
@@ -85,58 +83,42 @@ class OwnDevicePool:
         return evicted
 
     def touch(self, blocks: Ids, kind: LeaseKind) -> None:
-        self._leases.put(blocks, self._leases.take(blocks) + 1)
+        self._leases.add(blocks)
         if kind is LeaseKind.PREFETCH:
-            held = self._prefetch.take(blocks)
-            self._prefetch_leased += len(blocks) - int(np.count_nonzero(held))
-            self._prefetch.put(blocks, held + 1)
+            self._prefetch.add(blocks)
         self._order.discard(blocks)
 
     def release(self, blocks: Ids, kind: LeaseKind, step: int) -> Ids:
-        left = self._leases.take(blocks) - 1
         if kind is LeaseKind.PREFETCH:
-            self._end_prefetch(blocks)
-        elif np.count_nonzero(left < 0):
-            raise ProtocolError("a lease was given back twice")
-        self._leases.put(blocks, left)
+            self._prefetch.take_away(blocks)
+        idle = self._leases.take_away(blocks)
         slots = self._slot.take(blocks)
         here = slots >= 0
         self.tier.touch(slots if np.count_nonzero(here) == len(slots) else slots[here], step)
-        return blocks[left == 0]
+        return idle
 
     def promote(self, blocks: Ids) -> None:
-        self._end_prefetch(blocks)
+        self._prefetch.take_away(blocks)
 
     def publish(self, blocks: Ids) -> None:
-        wanted = self._wanted.take(blocks) > 0
+        wanted = self._wanted.any(blocks)
         if np.count_nonzero(wanted):
             self._order.append(blocks[wanted], _PROTECTED)
             blocks = blocks[~wanted]
         self._order.append(blocks, _ORDINARY)
 
     def protect(self, blocks: Ids) -> None:
-        before = self._wanted.take(blocks)
-        self._wanted.put(blocks, before + 1)
+        fresh = self._wanted.add(blocks)
         # Requests come in order of arrival: what only the latest wants is given up first of all
         # that is protected, and what the next in line wants keeps its place behind it.
-        fresh = blocks[(before == 0) & self._order.contains(blocks)]
-        self._order.discard(fresh)
-        self._order.prepend(fresh[::-1].copy(), _PROTECTED)
+        self._order.prepend(fresh[self._order.contains(fresh)][::-1], _PROTECTED)
 
     def unprotect(self, blocks: Ids) -> None:
-        left = self._wanted.take(blocks) - 1
-        if np.count_nonzero(left < 0):
-            raise ProtocolError("protection was given back twice")
-        self._wanted.put(blocks, left)
-        last = blocks[left == 0]
+        last = self._wanted.take_away(blocks)
         self._order.append(last[self._order.contains(last)], _ORDINARY)
 
     def wanted(self, blocks: Ids) -> NDArray[np.bool_]:
-        return self._wanted.take(blocks) > 0
-
-    @property
-    def wanted_counts(self) -> NDArray[np.int32]:
-        return self._wanted
+        return self._wanted.any(blocks)
 
     def next_victims(self, count: int) -> Ids:
         victims = self._order.peek(count, _ORDINARY)
@@ -169,13 +151,6 @@ class OwnDevicePool:
         self.tier.move(self._slot.take(blocks), state)
         self._slot.put(blocks, -1)
         self._busy.put(blocks, False)
-
-    def _end_prefetch(self, blocks: Ids) -> None:
-        held = self._prefetch.take(blocks) - 1
-        if np.count_nonzero(held < 0):
-            raise ProtocolError("a prefetch lease was given back twice")
-        self._prefetch.put(blocks, held)
-        self._prefetch_leased -= len(blocks) - int(np.count_nonzero(held))
 
     def _evict(self, count: int, protected: bool) -> Ids | None:
         if count <= 0:

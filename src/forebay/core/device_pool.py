@@ -139,11 +139,6 @@ class DevicePool(Protocol):
         """One waiting request less wants `blocks`."""
         ...
 
-    @property
-    def wanted_counts(self) -> NDArray[np.int32]:
-        """By block: how many waiting requests want it. Not to be written."""
-        ...
-
     def wanted(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether a waiting request wants each block."""
         ...

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay._native import BlockCounts, EvictionOrder
 from forebay.core.arrays import Ids
-from forebay.core.order import EvictionOrder
 from forebay.core.slots import SlotState, TierSlots
 from forebay.errors import ProtocolError
 
@@ -25,8 +25,7 @@ class HostPool:
     def __init__(self, slots: int, max_blocks: int) -> None:
         self.tier = TierSlots(slots)
         self._slot: Ids = np.full(max_blocks, -1, np.int32)
-        self._holds: NDArray[np.int32] = np.zeros(max_blocks, np.int32)
-        self._never_busy: NDArray[np.bool_] = np.zeros(max_blocks, np.bool_)
+        self._holds = BlockCounts(max_blocks, "a host slot")
         self._order = EvictionOrder(max_blocks)
 
     @property
@@ -38,9 +37,9 @@ class HostPool:
         """The slot of each block, -1 where it has none."""
         return self._slot.take(blocks)
 
-    def holds(self, blocks: Ids) -> NDArray[np.int32]:
-        """How many copies read each block's slot."""
-        return self._holds[blocks]
+    def held(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether a copy reads each block's slot."""
+        return self._holds.any(blocks)
 
     def valid(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block has a host slot whose save has completed."""
@@ -48,30 +47,26 @@ class HostPool:
 
     def take(self, blocks: Ids) -> None:
         """Give each of `blocks` a slot in SAVING. The caller checked `tier.free`."""
-        self._slot[blocks] = self.tier.take_oldest(len(blocks), SlotState.SAVING)
+        self._slot.put(blocks, self.tier.take_oldest(len(blocks), SlotState.SAVING))
 
-    def saved(self, blocks: Ids, *, on_device: NDArray[np.bool_]) -> None:
-        """The save of `blocks` (root first) completed; `on_device` says which are there still."""
-        self.tier.move(self._slot[blocks], SlotState.CLEAN)
-        self._stand(blocks, on_device)
+    def saved(self, blocks: Ids) -> None:
+        """The save of `blocks` (root first), which are on the device still, has completed."""
+        self.tier.move(self._slot.take(blocks), SlotState.CLEAN)
+        self._order.append(blocks, _COPIES)
 
     def hold(self, blocks: Ids) -> None:
         """A copy reads `blocks`: out of the order until `unhold`."""
-        self._holds[blocks] += 1
+        self._holds.add(blocks)
         self._order.discard(blocks)
 
-    def unhold(self, blocks: Ids, *, on_device: NDArray[np.bool_]) -> None:
-        """A copy that read `blocks` (root first) has ended."""
-        left = self._holds[blocks] - 1
-        if len(left) and int(left.min()) < 0:
-            raise ProtocolError("a host slot was given back twice")
-        self._holds[blocks] = left
-        free = left == 0
-        self._stand(blocks[free], on_device[free])
+    def unhold(self, blocks: Ids, *, on_device: bool) -> None:
+        """A copy that read `blocks` (root first) has ended; whether they are on the device now."""
+        free = self._holds.take_away(blocks)
+        self._order.append(free, _COPIES if on_device else _SOLE)
 
     def left_device(self, leaf_first: Ids) -> None:
         """`leaf_first`, all valid here, lost their device slot: now they are only here."""
-        unheld = leaf_first[self._holds[leaf_first] == 0]
+        unheld = leaf_first[~self._holds.any(leaf_first)]
         self._order.append(unheld[::-1], _SOLE)
 
     def newest_copies(self, count: int) -> Ids:
@@ -86,7 +81,7 @@ class HostPool:
 
     def oldest_sole(self, count: int) -> Ids:
         """Take up to `count` sole blocks out of the order, leaf first."""
-        return self._order.pop(count, _SOLE, self._never_busy)
+        return self._order.pop(count, _SOLE)
 
     def stand_sole(self, blocks: Ids) -> None:
         """Sole blocks (leaf first) stand at the end again: something under them is in use."""
@@ -100,15 +95,11 @@ class HostPool:
         """Take the slots of `blocks` out of use for good: a copy into them never completed."""
         self._drop(blocks, SlotState.QUARANTINED)
 
-    def _stand(self, blocks: Ids, on_device: NDArray[np.bool_]) -> None:
-        self._order.append(blocks[on_device], _COPIES)
-        self._order.append(blocks[~on_device], _SOLE)
-
     def _drop(self, blocks: Ids, state: SlotState) -> None:
         if not len(blocks):
             return
-        if self._holds[blocks].any():
+        if np.count_nonzero(self._holds.any(blocks)):
             raise ProtocolError("a host slot was to be freed while a copy reads it")
         self._order.discard(blocks)
-        self.tier.move(self._slot[blocks], state)
-        self._slot[blocks] = -1
+        self.tier.move(self._slot.take(blocks), state)
+        self._slot.put(blocks, -1)

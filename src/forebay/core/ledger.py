@@ -8,6 +8,7 @@ slot, or its time ran out), or it never arrived (cancelled, failed). What did no
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -104,15 +105,18 @@ class PrefetchLedger:
         """`blocks` were wanted and did not fit."""
         self.outcomes[PrefetchOutcome.REFUSED] += blocks * self.block_bytes
 
-    def expire(self, now_s: float, wanted: NDArray[np.int32], slack_s: float) -> None:
+    def expire(
+        self, now_s: float, wanted: Callable[[Ids], NDArray[np.bool_]], slack_s: float
+    ) -> None:
         """Open blocks past their time are wasted, or, if a waiting request wants them, go on.
 
-        `wanted` counts waiting requests by block; those that go on have `slack_s` more.
+        `wanted` tells whether a waiting request wants each block; those that go on have `slack_s`
+        more.
         """
         while self._expiries and self._expiries[0][0] <= now_s:
             _, transfer, blocks = self._expiries.popleft()
             still = blocks[self._open[blocks] == transfer]
-            asked = wanted[still] > 0
+            asked = wanted(still)
             if asked.any():
                 self._expiries.append((now_s + slack_s, transfer, still[asked]))
             self.ended(still[~asked], PrefetchOutcome.WASTED)

@@ -184,7 +184,7 @@ class Store:
         self.host.hold(blocks)
         evicted = self.device.allocate(blocks, SlotState.LOADING, protected=protected)
         if evicted is None:
-            self.host.unhold(blocks, on_device=np.zeros(len(blocks), np.bool_))
+            self.host.unhold(blocks, on_device=False)
             return None
         self.counters.allocated += len(blocks)
         self._left_device(evicted)
@@ -211,9 +211,8 @@ class Store:
         self.device.quarantine(blocks[done:touched])
         self.counters.quarantined += max(0, touched - done)
         self.device.forget(blocks[max(done, touched) :])
-        on_device = np.zeros(len(blocks), np.bool_)
-        on_device[:done] = True
-        self.host.unhold(blocks, on_device=on_device)
+        self.host.unhold(arrived, on_device=True)
+        self.host.unhold(missing, on_device=False)
         self._note_moved(missing)
         self._settle(arrived[self.device.leases(arrived) == 0])
         self._bury(missing)
@@ -250,7 +249,7 @@ class Store:
         saved, failed = blocks[:done], blocks[done:]
         self.device.move(saved, SlotState.CLEAN)
         self.device.move(failed, SlotState.DIRTY)
-        self.host.saved(saved, on_device=np.ones(done, np.bool_))
+        self.host.saved(saved)
         self.host.quarantine(blocks[done:touched])
         self.counters.quarantined += max(0, touched - done)
         self.host.forget(blocks[max(done, touched) :])
@@ -343,7 +342,7 @@ class Store:
             self._published[blocks]
             | (self.device.leases(blocks) > 0)
             | self.device.busy(blocks)
-            | (self.host.holds(blocks) > 0)
+            | self.host.held(blocks)
             | saving
             | (self._serial[blocks] == 0)
         )
