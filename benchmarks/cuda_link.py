@@ -51,6 +51,7 @@ GOALS = {
     "arbiter_cores_idle": Goal(at_most=0.01),
 }
 Slots = NDArray[np.int32]
+_HEAD_START_CYCLES = 400_000
 
 
 class Bench:
@@ -110,10 +111,10 @@ class Run:
         self.ids = count(1)
         self.ended: dict[int, float] = {}
 
-    def scattered(self, size_bytes: int, direction: Direction) -> tuple[Slots, Slots]:
-        """Slots to read and to write; loads and saves use halves of the pools of their own."""
+    def scattered(self, size_bytes: int, *, upper: bool) -> tuple[Slots, Slots]:
+        """Slots to read and to write, of the lower or the upper half of both pools."""
         blocks, half = size_bytes // self.block_bytes, self.slots // 2
-        first = 0 if direction is Direction.LOAD else half
+        first = half if upper else 0
         sources, destinations = (
             (first + self.rng.permutation(half)[:blocks]).astype(np.int32) for _ in range(2)
         )
@@ -125,7 +126,9 @@ class Run:
         direction: Direction = Direction.LOAD,
         transfer_class: TransferClass = TransferClass.PREFETCH,
     ) -> int:
-        sources, destinations = self.scattered(size_bytes, direction)
+        # What goes on at once uses slots of its own, or one would have to wait for the other.
+        upper = direction is Direction.SAVE or transfer_class is TransferClass.DEMAND
+        sources, destinations = self.scattered(size_bytes, upper=upper)
         transfer = Transfer(
             next(self.ids),
             direction,
@@ -171,6 +174,8 @@ class Foreign:
         with torch.cuda.stream(self.stream):
             while not self._stop.wait(FOREIGN_EVERY_S):
                 pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                # Copy and events are queued while it runs, and so begin without the host between.
+                torch.cuda._sleep(_HEAD_START_CYCLES)
                 pair[0].record()
                 if self.up:
                     self.device.copy_(self.host, non_blocking=True)
@@ -282,7 +287,7 @@ def submits(on: Bench, rounds: int) -> Figure:
     costs_us: list[float] = []
     with on.mover(5 * MIB, window_bytes=8 * MIB) as run:
         for _ in range(20 * rounds):
-            sources, destinations = run.scattered(128 * 5 * MIB, Direction.LOAD)
+            sources, destinations = run.scattered(128 * 5 * MIB, upper=False)
             steps = np.zeros(128, np.int64)
             began_s = time.perf_counter()
             transfer = Transfer(

@@ -37,7 +37,7 @@ void Arbiter::start() {
 
 void Arbiter::join(Clock::time_point until) {
   {
-    const std::lock_guard lock(board_.mutex);
+    const Board::Guard guard(board_);
     until_ = until;
   }
   if (thread_.joinable()) thread_.join();
@@ -61,7 +61,7 @@ void Arbiter::run() {
 }
 
 Arbiter::Next Arbiter::decide(Lane*& lane) {
-  std::unique_lock lock(board_.mutex);
+  Board::Guard guard(board_);
   for (;;) {
     if (board_.closing()) {
       if (awaits_any() && Clock::now() < until_) return Next::await;
@@ -77,7 +77,7 @@ Arbiter::Next Arbiter::decide(Lane*& lane) {
       return Next::issue;
     }
     if (awaits_any()) return Next::await;
-    if (wait_for_work(lock)) return Next::await;
+    if (wait_for_work(guard.for_waiting())) return Next::await;
   }
 }
 
@@ -124,7 +124,7 @@ std::string Arbiter::hand_over(Lane& lane, PooledEvent*& event) {
 void Arbiter::issue(Lane& lane) {
   PooledEvent* event = nullptr;
   const std::string error = hand_over(lane, event);
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   if (error.empty()) {
     board_.recorded(lane.window, *event);
     return;
@@ -146,7 +146,7 @@ void Arbiter::await_older() {
     if (signal == Signal::done) {
       backend_.span(lane.stream, lane.window.event->handle, lane.window.start_s, end_s);
     }
-    const std::lock_guard lock(board_.mutex);
+    const Board::Guard guard(board_);
     settle(lane, signal, error, end_s);
   }
 }

@@ -1,5 +1,6 @@
 #include "board.hpp"
 
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -188,7 +189,7 @@ void Board::recorded(Window& window, PooledEvent& event) {
   if (!transfer.all_handed() || transfer.failed() || transfer.issued) return;
   transfer.issued = true;
   issued_.push_back(transfer.id);
-  news.notify_all();
+  news_to_tell_ = true;
 }
 
 void Board::forget(Window& window) {
@@ -273,7 +274,7 @@ void Board::finish(Transfer& transfer, Outcome outcome) {
   leave_slots(transfer, transfer.blocks_done, transfer.blocks());
   leave_queue(transfer);
   if (outcome != Outcome::done) remember(transfer.id, outcome);
-  news.notify_all();
+  news_to_tell_ = true;
   transfers_.erase(transfer.id);  // the last use: this may destroy the transfer
 }
 
@@ -296,7 +297,7 @@ Report Board::take_news() {
 
 void Board::step_moved() {
   wake_all();
-  news.notify_all();
+  news_to_tell_ = true;
 }
 
 void Board::close() {
@@ -306,12 +307,31 @@ void Board::close() {
   std::sort(ids.begin(), ids.end());
   for (const std::int64_t id : ids) cancel(id);
   wake_all();
-  news.notify_all();
+  news_to_tell_ = true;
 }
 
 void Board::wake(Direction direction) {
   ++changes_[index_of(direction)];
-  work[index_of(direction)].notify_all();
+  to_wake_[static_cast<std::size_t>(index_of(direction))] = true;
+}
+
+void Board::tell(std::array<bool, kDirections> directions, bool with_news) {
+  for (std::size_t i = 0; i < directions.size(); ++i) {
+    if (directions[i]) work[i].notify_all();
+  }
+  if (with_news) news.notify_all();
+}
+
+std::unique_lock<std::mutex>& Board::Guard::for_waiting() {
+  board_.tell(std::exchange(board_.to_wake_, {}), std::exchange(board_.news_to_tell_, false));
+  return lock_;
+}
+
+Board::Guard::~Guard() {
+  const auto directions = std::exchange(board_.to_wake_, {});
+  const bool with_news = std::exchange(board_.news_to_tell_, false);
+  lock_.unlock();
+  board_.tell(directions, with_news);
 }
 
 void Board::wake_all() {

@@ -38,6 +38,23 @@ class Board {
   std::array<std::condition_variable, kDirections> work;  // something may have become eligible
   std::condition_variable news;
 
+  // Holds the lock. Who is to be woken is told when it is released: told before, they would wake
+  // only to wait for it, and whoever holds it would pay for waking them twice.
+  class Guard {
+   public:
+    explicit Guard(Board& board) : board_(board), lock_(board.mutex) {}
+    ~Guard();
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+    // For a wait on one of the conditions above; whoever is to be woken is told first.
+    std::unique_lock<std::mutex>& for_waiting();
+
+   private:
+    Board& board_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
   // What callers ask.
   void admit(std::vector<std::shared_ptr<Transfer>> transfers);  // all or none
   void cancel(std::int64_t id);
@@ -80,6 +97,7 @@ class Board {
   void finish(Transfer& transfer, Outcome outcome);
   void remember(std::int64_t id, Outcome outcome);
   void wake(Direction direction);
+  void tell(std::array<bool, kDirections> directions, bool with_news);
   void wake_all();
 
   const Settings settings_;
@@ -101,6 +119,8 @@ class Board {
   std::int64_t newest_id_ = 0;
   std::int64_t polled_step_ = 0;
   bool closing_ = false;
+  std::array<bool, kDirections> to_wake_{};  // once the lock is released
+  bool news_to_tell_ = false;
 };
 
 }  // namespace forebay

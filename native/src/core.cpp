@@ -63,25 +63,25 @@ std::shared_ptr<Transfer> Core::make_transfer(std::int64_t id, Direction directi
 }
 
 void Core::submit(std::vector<std::shared_ptr<Transfer>> transfers) {
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   board_.admit(std::move(transfers));
 }
 
 void Core::cancel(std::span<const std::int64_t> ids) {
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   for (const std::int64_t id : ids) board_.cancel(id);
 }
 
 void Core::expedite(std::span<const std::int64_t> ids, TransferClass transfer_class,
                     double deadline_s) {
   if (deadline_s != deadline_s) throw ProtocolError("a deadline must be a number");
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   for (const std::int64_t id : ids) board_.expedite(id, transfer_class, deadline_s);
 }
 
 void Core::step_launched(std::int64_t step, StreamHandle stream) {
   {
-    const std::lock_guard lock(board_.mutex);
+    const Board::Guard guard(board_);
     if (board_.closing()) throw ProtocolError("the mover is closed: open a new one");
     board_.steps().launched(step);
   }
@@ -95,29 +95,29 @@ void Core::step_launched(std::int64_t step, StreamHandle stream) {
     }
   } catch (...) {
     if (event != nullptr) events_.host_saw(*event);
-    const std::lock_guard lock(board_.mutex);
+    const Board::Guard guard(board_);
     board_.steps().withdrawn(step);
     throw;
   }
   events_.host_saw(*event);
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   board_.steps().completed(step);
   board_.step_moved();
 }
 
 void Core::step_abandoned(std::int64_t step) {
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   board_.steps().abandoned(step);
   board_.step_moved();
 }
 
 Report Core::poll() {
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   return board_.take_news();
 }
 
 WaitResult Core::begin_waits(std::span<const std::int64_t> ids, Waits& waits) {
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   for (const std::int64_t id : ids) {
     const WaitVerdict verdict = board_.begin_wait(id, events_, waits.covered);
     waits.owners.resize(waits.covered.size(), id);
@@ -141,19 +141,19 @@ WaitResult Core::wait(std::span<const std::int64_t> ids, StreamHandle stream, do
 }
 
 bool Core::wait_news(double timeout_s) {
-  std::unique_lock lock(board_.mutex);
-  return board_.news.wait_for(lock, bounded(timeout_s),
+  Board::Guard guard(board_);
+  return board_.news.wait_for(guard.for_waiting(), bounded(timeout_s),
                               [this] { return board_.has_news() || board_.closing(); });
 }
 
 std::vector<WindowRecord> Core::windows(std::int64_t* dropped) {
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   *dropped = board_.windows().dropped();
   return board_.windows().drain();
 }
 
 std::size_t Core::live_transfers() {
-  const std::lock_guard lock(board_.mutex);
+  const Board::Guard guard(board_);
   return board_.live();
 }
 
@@ -161,7 +161,7 @@ void Core::close(double timeout_s) {
   const auto until = Clock::now() + bounded(timeout_s - std::min(kJoinShare_s, timeout_s / 2));
   const std::lock_guard closing(close_mutex_);
   {
-    const std::lock_guard lock(board_.mutex);
+    const Board::Guard guard(board_);
     board_.close();
   }
   for (const auto& arbiter : arbiters_) arbiter->join(until);

@@ -36,7 +36,7 @@ void StepWatchers::run(Watcher& watcher) {
       watcher.entries.pop_front();
     }
     if (!await(entry)) continue;
-    const std::lock_guard lock(board_.mutex);
+    const Board::Guard guard(board_);
     board_.steps().completed(entry.step);
     board_.step_moved();
   }

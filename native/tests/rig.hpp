@@ -1,4 +1,4 @@
-// Two small pools and a core over them, with shorthand for what tests do all the time.
+// A core over two small pools of this process, on the sim or the cpu backend.
 #pragma once
 
 #include <map>
@@ -12,53 +12,9 @@
 
 namespace forebay {
 
-class Rig {
+// Transfers of a core, with shorthand for what tests do all the time.
+class CoreRig {
  public:
-  static constexpr std::int64_t kSlots = 8;
-  static constexpr std::int64_t kBlock = 4096;
-
-  struct Options {
-    Settings settings{kBlock, 2, 60.0, 1 << 16, 1 << 14};
-    bool sim = true;
-    std::uint64_t seed = 1;
-    double longest_delay_s = 100e-6;
-    double link_bytes_per_s = 0;
-    std::unique_ptr<OrderingRules> rules = std::make_unique<OrderingRules>();
-  };
-
-  Rig() : Rig(Options()) {}
-  explicit Rig(Options options)
-      : device_(kSlots * kBlock), host_(kSlots * kBlock) {
-    for (std::int64_t slot = 0; slot < kSlots; ++slot) {
-      fill(device(slot), static_cast<int>(0x10 + slot));
-      fill(host(slot), static_cast<int>(0x80 + slot));
-    }
-    std::unique_ptr<HostBackend> backend;
-    if (options.sim) {
-      auto sim_backend = std::make_unique<SimBackend>(options.seed, options.longest_delay_s);
-      sim = sim_backend.get();
-      backend = std::move(sim_backend);
-    } else {
-      backend = std::make_unique<CpuBackend>(options.link_bytes_per_s);
-    }
-    hooks = backend.get();
-    core = std::make_unique<Core>(options.settings, layout(device_), layout(host_),
-                                  std::move(backend), std::move(options.rules));
-    if (options.sim) compute = sim->open_compute_stream();
-  }
-
-  std::byte* device(std::int64_t slot) { return device_.data() + slot * kBlock; }
-  std::byte* host(std::int64_t slot) { return host_.data() + slot * kBlock; }
-  static void fill(std::byte* block, int value) {
-    std::memset(block, value, static_cast<std::size_t>(kBlock));
-  }
-  static bool holds(const std::byte* block, int value) {
-    for (std::int64_t i = 0; i < kBlock; ++i) {
-      if (block[i] != static_cast<std::byte>(value)) return false;
-    }
-    return true;
-  }
-
   using Slots = std::vector<std::int32_t>;
   std::int64_t load(const Slots& from, const Slots& to, std::vector<std::int64_t> after = {},
                     TransferClass transfer_class = TransferClass::demand, double deadline_s = 0) {
@@ -93,22 +49,9 @@ class Rig {
 
   std::map<std::int64_t, Completion> completions;
   std::int64_t completed_step = 0;
-  SimBackend* sim = nullptr;
-  HostBackend* hooks = nullptr;
+  TestHooks* hooks = nullptr;
   StreamHandle compute = 0;
-
- private:
-  std::vector<std::byte> device_;
-  std::vector<std::byte> host_;
-  std::map<std::int64_t, bool> issued_;
-  std::int64_t next_id_ = 1;
-
-  static PoolLayout layout(std::vector<std::byte>& pool) {
-    return PoolLayout(reinterpret_cast<std::uint64_t>(pool.data()), kSlots, {{0, kBlock, kBlock}});
-  }
-
- public:
-  std::unique_ptr<Core> core;  // after the pools: closed before they go
+  std::unique_ptr<Core> core;
 
  private:
   std::int64_t submit(Direction direction, const Slots& from, const Slots& to,
@@ -133,6 +76,80 @@ class Rig {
       if (left_s <= 0) return false;
       core->wait_news(left_s);
     }
+  }
+
+  std::map<std::int64_t, bool> issued_;
+  std::int64_t next_id_ = 1;
+};
+
+// Two small pools and a core over them.
+class Rig : public CoreRig {
+ public:
+  static constexpr std::int64_t kSlots = 8;
+  static constexpr std::int64_t kBlock = 4096;
+
+  struct Options {
+    Settings settings{kBlock, 2, 60.0, 1 << 16, 1 << 14};
+    bool sim = true;
+    std::uint64_t seed = 1;
+    double longest_delay_s = 100e-6;
+    double link_bytes_per_s = 0;
+    std::unique_ptr<OrderingRules> rules = std::make_unique<OrderingRules>();
+  };
+
+  Rig() : Rig(Options()) {}
+  explicit Rig(Options options)
+      : device_(kSlots * kBlock), host_(kSlots * kBlock) {
+    for (std::int64_t slot = 0; slot < kSlots; ++slot) {
+      fill(device(slot), static_cast<int>(0x10 + slot));
+      fill(host(slot), static_cast<int>(0x80 + slot));
+    }
+    std::unique_ptr<HostBackend> backend;
+    if (options.sim) {
+      auto sim_backend = std::make_unique<SimBackend>(options.seed, options.longest_delay_s);
+      sim = sim_backend.get();
+      backend = std::move(sim_backend);
+    } else {
+      backend = std::make_unique<CpuBackend>(options.link_bytes_per_s);
+    }
+    hooks = backend.get();
+    core = std::make_unique<Core>(options.settings, layout(device_), layout(host_),
+                                  std::move(backend), std::move(options.rules));
+    if (options.sim) compute = sim->open_compute_stream();
+  }
+  ~Rig() { core.reset(); }  // before the pools go
+  Rig(const Rig&) = delete;
+  Rig& operator=(const Rig&) = delete;
+
+  std::byte* device(std::int64_t slot) { return device_.data() + slot * kBlock; }
+  std::byte* host(std::int64_t slot) { return host_.data() + slot * kBlock; }
+  static void fill(std::byte* block, int value) {
+    std::memset(block, value, static_cast<std::size_t>(kBlock));
+  }
+  static bool holds(const std::byte* block, int value) {
+    for (std::int64_t i = 0; i < kBlock; ++i) {
+      if (block[i] != static_cast<std::byte>(value)) return false;
+    }
+    return true;
+  }
+
+  // A kernel that fills a block, queued on the compute stream.
+  void launch_fill(std::int64_t slot, int value) {
+    sim->launch(compute, [this, slot, value] { fill(device(slot), value); });
+  }
+  void hold_compute() { sim->hold(compute); }
+  void release_compute() { sim->release(compute); }
+  bool device_holds(std::int64_t slot, int value) { return holds(device(slot), value); }
+  bool host_holds(std::int64_t slot, int value) { return holds(host(slot), value); }
+
+  SimBackend* sim = nullptr;
+
+ private:
+  std::vector<std::byte> device_;
+  std::vector<std::byte> host_;
+
+  static PoolLayout layout(std::vector<std::byte>& pool) {
+    return PoolLayout(reinterpret_cast<std::uint64_t>(pool.data()), kSlots, {{0, kBlock, kBlock}});
   }
 };
 
