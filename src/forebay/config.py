@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forebay.bounds import MOST_SLOTS, RATE, SECONDS, SHARE, Bound, OneOf, Real, Whole, settle
+from forebay.bounds import MOST_SLOTS, RATE, SECONDS, SHARE, Bound, Made, OneOf, Real, Whole, settle
 from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
 
@@ -54,6 +54,9 @@ class CacheSettings:
     # Only a load whose victims are wanted too is delayed until this many of its own load times
     # before its request starts.
     lead_loads: float = 3.0
+    # A stream waits for issued loads by itself. Where the caller has to (a CPU), a request starts
+    # only when its loads have landed, so that no step waits for the loads of one of its requests.
+    waits_on_host: bool = False
     # A cancelled load ends with its windows in flight; one that does not by then hangs.
     give_up_grace_s: float = 1.0
     # Unclaimed prefetched blocks become ordinary cache this long after their request is gone.
@@ -120,6 +123,7 @@ CACHE_BOUNDS: dict[str, Bound] = {
     "min_load_tokens": Whole(0),
     "min_shared_tokens": Whole(0),
     "lead_loads": Real(0.0, 1e9),
+    "waits_on_host": Made(bool),
     "give_up_grace_s": Real(0.0, 1e9),
     "slack_s": Real(0.0, 1e9),
     "link_bytes_per_s": RATE,

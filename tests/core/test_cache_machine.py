@@ -43,6 +43,7 @@ class CacheMachine(RuleBasedStateMachine):
         step_tokens=st.sampled_from([8, 16, 64]),
         running=st.sampled_from([1, 2, 4]),
         late=st.booleans(),
+        on_host=st.booleans(),
         seed=SEEDS,
     )
     def start(
@@ -57,6 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
         step_tokens: int,
         running: int,
         late: bool,
+        on_host: bool,
         seed: int,
     ) -> None:
         with warnings.catch_warnings():
@@ -73,6 +75,7 @@ class CacheMachine(RuleBasedStateMachine):
                 min_shared_tokens=min_shared,
                 prefetch_share=share,
                 link_bytes_per_s=link,
+                waits_on_host=on_host,
             )
         batch = BatchSettings(step_tokens=step_tokens, max_running=running)
         self.world = World(cache, batch, seed=seed, late=late)

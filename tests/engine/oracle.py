@@ -141,7 +141,7 @@ class Rig:
         batcher = self.engine._batcher
         flights = [
             (flight.id, flight.is_load, flight.issued, flight.cancelled, len(flight.blocks))
-            for flight in self.cache._flights
+            for flight in self.cache._flights._flights.values()
         ]
         return (
             f"running {[s.request_id for s in batcher.running]}, waiting "

@@ -24,6 +24,7 @@ from oracle import (
 from forebay.config import SaveMode
 from forebay.core.modes import Mode
 from forebay.core.requests import NotYet
+from forebay.core.slots import SlotState
 from forebay.engine.models import LoadedModel, adopt_model
 from forebay.engine.request import EngineRequest, FinishReason
 from forebay.transfer.messages import Direction
@@ -116,6 +117,62 @@ def test_a_link_that_hangs_costs_its_bound_and_no_token(
         case.rig.settle()
 
 
+@pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD])
+def test_a_load_that_hangs_whole_holds_nobody_else_up(mode: Mode, llama: LoadedModel) -> None:
+    """Handed over in one window, so that it counts as issued: on a GPU a stream would wait."""
+    case = Returning(llama, mode=mode, window_bytes=TINY_BLOCK_BYTES * 16, wait_timeout_s=100.0)
+    with case.rig:
+        runs = case.engine.submit(prompt(10, 40), greedy(30))
+        case.rig.run(lambda: len(runs.drawn) == 2)
+        case.hold()
+        loads = case.ask()
+        case.rig.finish([runs])
+        assert loads.ticket is None
+        assert case.engine.stall_s == 0.0
+        case.release()
+        case.rig.finish([loads])
+        assert loads.sources["host"] == 9
+        case.judge([runs, loads])
+        case.rig.settle()
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD])
+def test_a_link_that_stopped_is_waited_for_once(
+    mode: Mode, llama: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Returning(
+        llama,
+        mode=mode,
+        patient=False,
+        window_bytes=TINY_BLOCK_BYTES * 16,
+        wait_timeout_s=1000.0,
+        device_tokens=30 * BLOCK_TOKENS,
+    )
+    link = case.rig.cache._loads.link
+    with case.rig:
+        case.hold()
+        first = case.ask()
+        case.rig.finish([first])
+        assert link.stopped
+        flying = case.rig.cache._flights.load_blocks
+        stalled_s = case.engine.stall_s
+        later = [case.ask(), case.ask(1)]
+        case.rig.finish(later)
+        assert case.engine.stall_s == stalled_s
+        assert case.rig.cache._flights.load_blocks == flying
+        assert case.rig.cache.stats().misses["stopped"] > 0
+        case.release()
+        case.rig.settle()
+        assert not link.stopped
+        again = case.ask()
+        case.rig.finish([again])
+        assert again.sources["host"] > 0
+        case.judge([first, *later, again])
+        case.rig.settle()
+    said = [record.getMessage() for record in caplog.records if record.name == "forebay.cache"]
+    assert ["hang" in line for line in said] == [True, False]
+
+
 def test_closing_while_the_link_hangs(llama: LoadedModel) -> None:
     case = Returning(llama, mode=Mode.LOOK_AHEAD)
     case.hold()
@@ -180,11 +237,11 @@ def test_a_pool_that_lost_too_many_slots_fails_whom_it_cannot_hold(llama: Loaded
         big = case.engine.submit(prompt(140, 45), greedy(20))
         case.rig.run(lambda: len(big.drawn) == 1)
         tier = case.rig.cache._store.device.tier
-        tier.quarantined += 1  # as after a copy that never ended
+        tier._counts[SlotState.QUARANTINED] += 1  # as after a copy that never ended
         small = case.engine.submit(prompt(20, 46), greedy(3))
         case.engine._batcher.preempt(big)
         case.rig.finish([big, small])
-        tier.quarantined -= 1
+        tier._counts[SlotState.QUARANTINED] -= 1
         assert big.finished is FinishReason.FAILED
         assert "restart" in big.error
         assert small.finished is FinishReason.LENGTH

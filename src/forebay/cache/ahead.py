@@ -93,7 +93,7 @@ class LookAhead:
         for entry in self._line.head(self._settings.look_ahead_requests):
             if entry.turn_s is None:
                 self._line.refresh(entry)
-                lacking = lacking or entry.here > 0 or self._loads.worth(entry) > 0
+                lacking = lacking or entry.here > 0 or self._loads.worth(entry, now_s) > 0
                 waiting.append(entry)
         if not lacking:
             return []
@@ -107,7 +107,7 @@ class LookAhead:
                 entry.covered,
                 entry.here,
                 entry.kept,
-                self._loads.worth(entry),
+                self._loads.worth(entry, now_s),
             )
             for entry, start_s in zip(waiting, starts, strict=True)
         ]

@@ -182,7 +182,6 @@ class Cache:
         if blocks is None:
             self._owed = max(self._owed, count)
             return self._later()
-        self._stuck_since_s = None
         ticket.extend(blocks, self._store.device.slot_of(blocks))
         return Growth.GROWN
 
@@ -217,10 +216,10 @@ class Cache:
         """Make `stream` wait for the loads of `tickets`; on a CPU the caller waits.
 
         Returns the tickets that lost a block: preempt them. In a mode that stalls steps this also
-        waits until the loads are issued. Every wait ends after `timeout_s`, and no transfer that
-        took longer is waited for again.
+        waits until the loads are issued. Every wait ends after `timeout_s`, or earlier by the
+        measured rates, and no transfer that took longer is waited for again.
         """
-        end_s = self._clock() + timeout_s
+        end_s = self._clock() + min(timeout_s, self._loads.longest_s)
         for ticket in tickets:
             ticket.lost |= bool(self._flights.overdue(ticket.waits))
         waits = {transfer for ticket in tickets if not ticket.lost for transfer in ticket.waits}
@@ -236,7 +235,7 @@ class Cache:
             unissued |= set(flying)
         self._take_report()
         if self._clock() >= end_s:
-            self._flights.note_overdue(unissued)
+            self._loads.link.hangs(unissued, end_s)
         for ticket in tickets:
             ticket.lost |= bool(ticket.waits & unissued)
         return [ticket for ticket in tickets if ticket.lost]
@@ -327,6 +326,7 @@ class Cache:
         flight = self._flights.get(completion.id)
         if flight is None:
             raise ProtocolError(f"transfer {completion.id} ended twice")
+        self._stuck_since_s = None
         if not flight.is_load:
             self._saves.ended(completion, now_s)
             self._account.saved(completion)
@@ -393,15 +393,14 @@ class Cache:
         self._store.release(own, LeaseKind.HARD)
 
     def _later(self) -> Growth:
-        """Copies in flight will free slots; if they do not, something must be given up."""
+        """Copies in flight will free slots; if none ends in time, something must be given up."""
+        if not len(self._flights):
+            return Growth.FULL
         now_s = self._clock()
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
-        waited_s = now_s - self._stuck_since_s
-        if len(self._flights) and waited_s < self.settings.give_up_grace_s:
-            return Growth.LATER
-        self._stuck_since_s = None
-        return Growth.FULL
+        waits = now_s - self._stuck_since_s < self.settings.give_up_grace_s
+        return Growth.LATER if waits else Growth.FULL
 
     def _blocks_for(self, tokens: int) -> int:
         return blocks_for(tokens, self.settings.block_tokens)

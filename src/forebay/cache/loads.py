@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from forebay.cache.link import LinkWatch
 from forebay.cache.submit import submit
 from forebay.config import CacheSettings
 from forebay.core.arrays import Ids
@@ -45,12 +46,20 @@ class Loads:
         self._ledger = ledger
         self._rates = rates
         self._mover = mover
+        self.link = LinkWatch(flights)
 
-    def worth(self, entry: Waiting) -> int:
-        """Blocks to load for `entry`; none where recomputing so few is the quicker way, and none
-        in a mode without loads.
+    @property
+    def longest_s(self) -> float:
+        """How long what is in flight may take before the link counts as stopped."""
+        blocks = self._flights.load_blocks + self._flights.save_blocks
+        copied_s = self._rates.longest_s(blocks * self._settings.block_bytes)
+        return self._settings.give_up_grace_s + copied_s
+
+    def worth(self, entry: Waiting, now_s: float) -> int:
+        """Blocks to load for `entry`; none where recomputing so few is the quicker way, none in a
+        mode without loads, and none while the link has stopped.
         """
-        if not self._switch.policy.host_tier:
+        if not self._switch.policy.host_tier or not self.link.may_load(now_s):
             return 0
         tokens = (entry.to_load + entry.loaded) * self._settings.block_tokens
         return entry.to_load if tokens >= self._settings.min_load_tokens else 0
@@ -58,17 +67,16 @@ class Loads:
     # -- a request's turn ------------------------------------------------------------------------
 
     def turn(self, entry: Waiting, now_s: float, *, first: bool) -> NotYet | None:
-        """The request could start but for its load. None: everything it covers is issued.
+        """The request could start but for its load. None: everything it covers is issued, or has
+        landed where the host is who waits.
 
         In a mode that stalls steps, un-issued loads do not hold it back.
         """
         self._line.refresh(entry)
         if entry.turn_s is None:
             entry.turn_s = now_s
-        if not self.worth(entry) and entry.to_load and entry.limit is None:
-            loads = self._switch.policy.host_tier
-            reason = MissReason.SHORT if loads else MissReason.DISABLED
-            self._limit(entry, self._leading(entry), reason)
+        if not self.worth(entry, now_s) and entry.to_load and entry.limit is None:
+            self._limit(entry, self._leading(entry), self._why_no_load(now_s))
         if entry.here or entry.to_load:
             if entry.refused:
                 self._ledger.refused(entry.to_load)
@@ -79,11 +87,22 @@ class Loads:
         overdue = self._flights.overdue(entry.waits)
         if overdue:
             self._limit(entry, self._first_of(entry, overdue), MissReason.LATE)
-        unissued = self._flights.unissued(entry.waits)
-        self._demand(entry, unissued, now_s)
-        if not unissued or self._switch.policy.stalls_step:
+        unready = self._unready(entry.waits)
+        self._demand(entry, unready, now_s)
+        if not unready or self._switch.policy.stalls_step:
             return None
-        return self._wait_or_give_up(entry, unissued, now_s)
+        return self._wait_or_give_up(entry, unready, now_s)
+
+    def _unready(self, waits: set[int]) -> set[int]:
+        """Those of `waits` that a step must not be launched behind."""
+        if self._settings.waits_on_host:
+            return set(self._flights.flying(waits))
+        return self._flights.unissued(waits)
+
+    def _why_no_load(self, now_s: float) -> MissReason:
+        if not self._switch.policy.host_tier:
+            return MissReason.DISABLED
+        return MissReason.SHORT if self.link.may_load(now_s) else MissReason.STOPPED
 
     def _cover_all(self, entry: Waiting, now_s: float, *, first: bool) -> None:
         self._cover_rest(entry, now_s, protected=first)
@@ -97,14 +116,14 @@ class Loads:
         rest = entry.here + entry.to_load
         self.cover(entry, rest, entry.to_load, now_s, now_s, protected=protected)
 
-    def _demand(self, entry: Waiting, unissued: set[int], now_s: float) -> None:
+    def _demand(self, entry: Waiting, unready: set[int], now_s: float) -> None:
         """Its turn has come: what it waits for goes before every prefetch."""
-        if unissued and entry.demanded_s is None:
+        if unready and entry.demanded_s is None:
             entry.demanded_s = now_s
-            self._mover.expedite(sorted(unissued), TransferClass.DEMAND, now_s)
+            self._mover.expedite(sorted(unready), TransferClass.DEMAND, now_s)
 
-    def _wait_or_give_up(self, entry: Waiting, unissued: set[int], now_s: float) -> NotYet | None:
-        """Wait for what is not issued, but not for ever."""
+    def _wait_or_give_up(self, entry: Waiting, unready: set[int], now_s: float) -> NotYet | None:
+        """Wait for what is not ready, but not for ever."""
         settings = self._settings
         bound_s = self._rates.patience_s(
             entry.loaded * settings.block_bytes, entry.loaded * settings.block_tokens
@@ -115,14 +134,14 @@ class Loads:
         if entry.limit is None:
             # What was handed to the link is kept: the cancelled transfer says how far it came.
             entry.limit, entry.limit_reason = entry.covered, MissReason.LATE
-            self._mover.cancel(self._flights.abandon(unissued, entry.request.id))
-            self._flights.depend(self._flights.flying(unissued), entry.request.id)
+            self._mover.cancel(self._flights.abandon(unready, entry.request.id))
+            self._flights.depend(self._flights.flying(unready), entry.request.id)
             return NotYet.LOADING
         if waited_s <= 2 * bound_s + settings.give_up_grace_s:
             return NotYet.LOADING
         # The link does not even end what was cancelled. Its blocks stay out of everybody's reach.
-        self._flights.note_overdue(unissued)
-        self._limit(entry, self._first_of(entry, unissued), MissReason.LATE)
+        self.link.hangs(unready, now_s)
+        self._limit(entry, self._first_of(entry, unready), MissReason.LATE)
         return None
 
     def _limit(self, entry: Waiting, blocks: int, reason: MissReason) -> None:
@@ -249,6 +268,7 @@ class Loads:
     def ended(self, completion: Completion, busy_s: float, now_s: float) -> Flight:
         """A load that kept the link busy for `busy_s` is over: who wanted it keeps what came."""
         flight = self._flights.end(completion.id)
+        self.link.ended(completion, now_s)
         missing = self._store.end_load(
             completion.id, completion.blocks_done, completion.blocks_touched
         )

@@ -73,6 +73,10 @@ class Rates:
         load_s = self.load_latency_s.value + self.load_s(copied_bytes)
         return max(self.step_s.value, min(2 * load_s, self.prefill_s(tokens)))
 
+    def longest_s(self, copied_bytes: int) -> float:
+        """How long `copied_bytes` in flight may take before their link counts as stopped."""
+        return 4 * (self.load_latency_s.value + self.load_s(copied_bytes))
+
     def prefill_s(self, tokens: int) -> float:
         """Seconds that computing `tokens` prompt tokens takes."""
         return tokens / self.prefill_tokens_per_s.value

@@ -33,7 +33,7 @@ class EngineSettings:
     prefetch_share: float = 0.5
     # Compare a checksum of every block read from the cache with that taken when it was written.
     check_blocks: bool = False
-    # Bound of every wait for the link.
+    # Bound of every wait for the link; most are much shorter, by its measured rate.
     wait_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -72,6 +72,7 @@ class EngineSettings:
             window_bytes=window,
             min_load_tokens=self.min_load_tokens,
             prefetch_share=self.prefetch_share,
+            waits_on_host=True,
         )
 
     def _host_slots(self, block_bytes: int) -> int:
