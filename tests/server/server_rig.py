@@ -30,7 +30,7 @@ TEMPLATE = """{% if tools %}<|tools|>{{ tools | tojson }}
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
-def tiny_model() -> LoadedModel:
+def tiny_model(context_tokens: int = 2048) -> LoadedModel:
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
         vocab_size=259,
@@ -39,7 +39,7 @@ def tiny_model() -> LoadedModel:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=2048,
+        max_position_embeddings=context_tokens,
         initializer_range=0.3,
         eos_token_id=2,
         bos_token_id=1,

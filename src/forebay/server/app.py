@@ -18,9 +18,11 @@ from starlette.exceptions import HTTPException
 from forebay.errors import ForebayError
 from forebay.server.about import installed_version
 from forebay.server.access import Access
+from forebay.server.docs import docs_routes
 from forebay.server.endpoints import Service, routes
 from forebay.server.errors import ApiError, ErrorBody, api_error
 from forebay.server.guard import OPERATOR_PATHS, Guard
+from forebay.server.settings import ServerSettings
 from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
 
 logger = logging.getLogger("forebay.server")
@@ -43,22 +45,31 @@ def make_app(service: Service) -> FastAPI:
             await service.front.close()
             service.prompts.close()
 
-    app = FastAPI(title="Forebay", version=installed_version(), lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="Forebay",
+        version=installed_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.include_router(routes(service))
+    app.include_router(docs_routes())
     app.add_middleware(Guard, access=Access(service.settings), settings=service.settings)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ForebayError, _forebay_error)
     app.add_exception_handler(Exception, _bug)
-    app.openapi = _Description(app)  # pyright: ignore[reportAttributeAccessIssue]
+    app.openapi = _Description(app, service.settings)  # pyright: ignore[reportAttributeAccessIssue]
     return app
 
 
 class _Description:
     """The OpenAPI description, made when it is first asked for."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, settings: ServerSettings) -> None:
         self._app = app
+        self._keys = bool(settings.api_keys)
+        self._operator_key = settings.operator_key is not None
         self._made: dict[str, Any] | None = None
 
     def __call__(self) -> dict[str, Any]:
@@ -84,8 +95,9 @@ class _Description:
             for operation in operations.values():
                 # Errors of validation are 400, as OpenAI's.
                 operation["responses"].pop("422", None)
-                if path.startswith("/v1/") or path in OPERATOR_PATHS:
-                    operation["security"] = [{"key": []}, {}]
+                operators = path in OPERATOR_PATHS
+                if self._operator_key if operators else self._keys and path.startswith("/v1/"):
+                    operation["security"] = [{"key": []}]
         return made
 
 
@@ -111,12 +123,17 @@ async def _not_valid(request: Request, error: Exception) -> Response:
     return _told(ApiError(400, "; ".join(told) or "the body is not valid", param=_plain(param)))
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        return await _bug(_, error)
+        return await _bug(request, error)
     response = _told(ApiError(error.status_code, str(error.detail)))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
+    if error.status_code == 405:
+        # The router knows of one route only, where a path has one for each method.
+        paths = request.app.openapi()["paths"].get(request.url.path, {})
+        if paths:
+            response.headers["allow"] = ", ".join(sorted(method.upper() for method in paths))
     return response
 
 

@@ -179,7 +179,7 @@ def _add_operation(router: APIRouter, service: Service) -> None:
     @router.post(
         "/v1/forebay/mode",
         response_class=Response,
-        responses=_answers(ModeState, 400, 401, 403, 503),
+        responses=_answers(ModeState, 400, 401, 403, 408, 413, 415, 503),
     )
     async def set_mode(body: ModeRequest) -> Response:
         """Change how the cache works while it runs, for operators: b0 switches it off."""

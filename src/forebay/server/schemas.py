@@ -7,13 +7,14 @@ carried are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from forebay.core.modes import Mode
+from forebay.core.modes import Mode, policy_of
 from forebay.engine.sampler import MAX_LOGPROBS, SamplingParams
-from forebay.errors import RequestError
+from forebay.errors import RequestError, SettingsError
 from forebay.server.errors import ApiError
 from forebay.server.headers import LEAST_PRIORITY, MAX_LENGTH, MOST_PRIORITY
 
@@ -75,6 +76,16 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, {}),
     "web_search_options": _NOTHING,
 }
+
+
+def _available() -> list[JsonValue]:
+    """The modes that this build has."""
+    found: list[JsonValue] = []
+    for mode in Mode:
+        with suppress(SettingsError):
+            policy_of(mode)
+            found.append(mode.value)
+    return found
 
 
 class StreamOptions(BaseModel):
@@ -298,7 +309,7 @@ class ModeRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    mode: Annotated[Mode, Field(strict=False)]
+    mode: Annotated[Mode, Field(strict=False, json_schema_extra={"enum": _available()})]
 
 
 def _or(value: _T | None, default: _T) -> _T:
