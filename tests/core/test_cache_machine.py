@@ -43,6 +43,7 @@ class CacheMachine(RuleBasedStateMachine):
         step_tokens=st.sampled_from([8, 16, 64]),
         running=st.sampled_from([1, 2, 4]),
         late=st.booleans(),
+        slowly=st.booleans(),
         on_host=st.booleans(),
         seed=SEEDS,
     )
@@ -58,6 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
         step_tokens: int,
         running: int,
         late: bool,
+        slowly: bool,
         on_host: bool,
         seed: int,
     ) -> None:
@@ -78,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
                 waits_on_host=on_host,
             )
         batch = BatchSettings(step_tokens=step_tokens, max_running=running)
-        self.world = World(cache, batch, seed=seed, late=late)
+        self.world = World(cache, batch, seed=seed, late=late, slowly=slowly)
 
     @rule(seed=SEEDS, priority=st.sampled_from([0, 0, 0, 1]), odd=st.integers(0, 19))
     def arrive(self, seed: int, priority: int, odd: int) -> None:

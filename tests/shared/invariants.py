@@ -20,8 +20,9 @@ def check(cache: Cache) -> None:
         assert len(set(used.tolist())) == len(used), "two blocks in one slot"
         counts = pool.counts()
         assert counts[SlotState.FREE] == pool.free, "the free list and the states differ"
-        assert len(used) + pool.free + counts[SlotState.QUARANTINED] == pool.count, "a slot leaked"
-        states = pool.state(np.arange(pool.count, dtype=np.int32))
+        assert len(used) + pool.free + counts[SlotState.QUARANTINED] == pool.opened, "a slot leaked"
+        assert (used < pool.opened).all(), "a slot is used that is not open"
+        states = pool.state(np.arange(pool.opened, dtype=np.int32))
         assert list(counts.values()) == np.bincount(states, minlength=len(counts)).tolist()
         states = pool.state(used)
         assert not np.isin(states, [SlotState.FREE, SlotState.QUARANTINED]).any()

@@ -82,8 +82,10 @@ class World:
         *,
         seed: int,
         late: bool = False,
+        slowly: bool = False,
         machine: Any = None,
     ) -> None:
+        """`late`: reports come one poll late. `slowly`: host memory is readied bit by bit."""
         self.rng = random.Random(seed)
         self.machine = machine or Machine(
             settings.block_tokens,
@@ -94,7 +96,14 @@ class World:
             late_reports=late,
         )
         self.clock = self.machine.clock
-        self.cache = Cache(settings, self.machine, key_bytes=KEY_BYTES, clock=self.clock)
+        self.host_open = 0 if slowly else settings.host_slots
+        self.cache = Cache(
+            settings,
+            self.machine,
+            key_bytes=KEY_BYTES,
+            host_ready=lambda: self.host_open,
+            clock=self.clock,
+        )
         self.batcher = Batcher(batch, self.cache)
         self.finished = 0
         self.aborted = 0
@@ -125,6 +134,8 @@ class World:
     def tick(self, *, abandon: bool = False) -> bool:
         """One turn of an engine's loop. True if a step was launched."""
         self.clock.now_s += self.rng.choice([0.0, 0.001, 0.05])
+        more = self.rng.randint(0, 2)
+        self.host_open = min(self.host_open + more, self.cache.settings.host_slots)
         self.cache.poll(self.batcher.outlook(self.cache.rates), self.batcher.free_run_slots)
         batch = self.batcher.schedule()
         self.preempted += len(batch.preempted)

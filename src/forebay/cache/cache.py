@@ -39,9 +39,9 @@ class Cache:
     """Look-ahead KV cache over a device pool and a host tier; see the module for the order of
     calls.
 
-    `key_bytes` is the width of a block key, `device_pool` whose slots the device's are (None: the
-    cache's own), `first_transfer` the first id to use with `mover`, `clock` gives seconds, in which
-    the mover's deadlines are too.
+    `key_bytes` is the width of a block key, `device_pool` whose slots the device's are (None: its
+    own), `first_transfer` the first id to use with `mover`, `host_ready` tells how many host slots
+    can be used by now (None: all), `clock` gives seconds, in which the mover's deadlines are too.
     """
 
     def __init__(
@@ -52,13 +52,16 @@ class Cache:
         key_bytes: int,
         device_pool: DevicePool | None = None,
         first_transfer: int = 1,
+        host_ready: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.rates = Rates(Average(settings.link_bytes_per_s))
         self._mover = mover
         self._clock = clock
-        self._store = Store(key_bytes, settings.device_slots, settings.host_slots, device_pool)
+        self._store = Store(
+            key_bytes, settings.device_slots, settings.host_slots, device_pool, host_ready
+        )
         self._line = WaitingLine(self._store, settings.block_tokens)
         self._flights = Flights(first_transfer)
         self._ledger = PrefetchLedger(self._store.max_blocks, settings.block_bytes)
@@ -316,7 +319,7 @@ class Cache:
     def _take_report(self) -> None:
         report = self._mover.poll()
         now_s = self._clock()
-        self._store.device.advance(report.completed_step)
+        self._store.advance(report.completed_step)
         for transfer in report.issued:
             self._loads.issued(transfer, now_s)
         for completion in report.completions:

@@ -20,10 +20,10 @@ _COPIES, _SOLE = 0, 1
 
 
 class HostPool:
-    """Slots in host memory. Blocks are ids below `max_blocks`."""
+    """Slots in host memory, none of them open yet. Blocks are ids below `max_blocks`."""
 
     def __init__(self, slots: int, max_blocks: int) -> None:
-        self.tier = TierSlots(slots)
+        self.tier = TierSlots(slots, opened=0)
         self._slot: Ids = np.full(max_blocks, -1, np.int32)
         self._holds = BlockCounts(max_blocks, "a host slot")
         self._order = EvictionOrder(max_blocks)

@@ -48,21 +48,38 @@ _ALLOWED: NDArray[np.bool_] = np.array([[to in _NEXT[at] for at in SlotState] fo
 
 
 class TierSlots:
-    """`count` slots of one tier. All methods take and return slot numbers as int32 arrays."""
+    """`count` slots of one tier, of which the first `opened` can be used; see :meth:`open`.
 
-    def __init__(self, count: int) -> None:
+    All methods take and return slot numbers as int32 arrays.
+    """
+
+    def __init__(self, count: int, *, opened: int | None = None) -> None:
         self.count = count
+        self.opened = 0
         # One more than there are, so that a look-up of "no slot" (-1) stays inside: it reads FREE.
         self._state: NDArray[np.int8] = np.zeros(count + 1, np.int8)
         self._stamp: Steps = np.zeros(count + 1, np.int64)
         # FREE slots whose stamp has completed, as a stack; then those that still wait, oldest
         # first.
-        self._ready: Ids = np.arange(count - 1, -1, -1, dtype=np.int32)
-        self._ready_count = count
+        self._ready: Ids = np.empty(count, np.int32)
+        self._ready_count = 0
         self._waiting: deque[tuple[int, Ids]] = deque()
         self._waiting_count = 0
         self._completed_step = 0
-        self._counts = [count, *[0] * (len(SlotState) - 1)]
+        self._counts = [0] * len(SlotState)
+        self.open(count if opened is None else opened)
+
+    def open(self, slots: int) -> None:
+        """The first `slots` slots can be used from now on: those that are new are FREE."""
+        fresh = slots - self.opened
+        if not 0 <= fresh <= self.count - self.opened:
+            raise ProtocolError(f"{self.opened} of {self.count} slots are open: not {slots}")
+        # Below what is free already, so that used memory is used again first.
+        self._ready[fresh : fresh + self._ready_count] = self._ready[: self._ready_count].copy()
+        self._ready[:fresh] = np.arange(slots - 1, self.opened - 1, -1, dtype=np.int32)
+        self._ready_count += fresh
+        self._counts[SlotState.FREE] += fresh
+        self.opened = slots
 
     @property
     def free(self) -> int:
@@ -83,7 +100,7 @@ class TierSlots:
         return self._counts[SlotState.QUARANTINED]
 
     def counts(self) -> dict[SlotState, int]:
-        """How many slots are in each state: kept, so that asking costs nothing."""
+        """How many open slots are in each state: kept, so that asking costs nothing."""
         return dict(zip(SlotState, self._counts, strict=True))
 
     def take_oldest(self, count: int, state: SlotState) -> Ids:

@@ -9,6 +9,7 @@ The store decides nothing: it is asked for room and either makes it or changes n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +55,8 @@ class Store:
     host_slots: int
     pool: DevicePool | None = None
     """Whose device slots they are; None: our own."""
+    host_ready: Callable[[], int] | None = None
+    """How many host slots, from the first, can be used by now; None: all of them."""
     directory: Directory = field(init=False)
     device: DevicePool = field(init=False)
     host: HostPool = field(init=False)
@@ -82,11 +85,22 @@ class Store:
         self._serial = np.zeros(most, np.int64)
         self._free_ids = np.arange(most - 1, -1, -1, dtype=np.int32)
         self._free_id_count = most
+        self._open_host()
 
     @property
     def max_blocks(self) -> int:
         """Block ids are below this: one for every slot, and for one allocation before it evicts."""
         return 2 * self.device_slots + self.host_slots
+
+    def advance(self, completed_step: int) -> None:
+        """Every step up to `completed_step` has ended; host memory may have been readied."""
+        self.device.advance(completed_step)
+        self._open_host()
+
+    def _open_host(self) -> None:
+        tier = self.host.tier
+        if tier.opened < tier.count:
+            tier.open(tier.count if self.host_ready is None else self.host_ready())
 
     # -- looking -------------------------------------------------------------------------------
 
