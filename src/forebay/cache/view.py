@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import Ids
 from forebay.core.flights import Flights
 from forebay.core.requests import Waiting
 from forebay.core.slots import SlotState
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
+
+# Blocks of a node that are looked at to say where it lies.
+_SAMPLE = 16
+_DEVICE, _BOTH, _LOADING, _HOST, _PLACES = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,25 @@ class InLine:
     flying: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The directory's tree, or the largest part of it: `n` nodes, parents before children.
+
+    `parent` [n] is an index, -1 for the first node of a path; `blocks` [n] are a node's own, and
+    `shares` [n, 4] of them lie on the device only, on the device and in host memory, on their way
+    to the device, and in host memory only. `weight` [n] counts a node's own blocks and all below
+    it; where `exact` is false, weights and shares are estimated from a sample. `total` counts the
+    blocks of the whole.
+    """
+
+    parent: Ids
+    blocks: Ids
+    weight: Ids
+    shares: NDArray[np.float64]
+    total: int
+    exact: bool
+
+
 class CacheView:
     """Looks into one cache, for the thread that owns it."""
 
@@ -66,9 +93,30 @@ class CacheView:
             host_states=host.counts(),
         )
 
-    def line(self, most: int) -> list[InLine]:
-        """The first `most` waiting requests, in order."""
-        return [self._in_line(entry) for entry in islice(self._line, most)]
+    def line(self, most: int, among: Container[int] | None = None) -> list[InLine]:
+        """The first `most` waiting requests, in order, of all or of those `among` the given."""
+        line = (e for e in self._line if among is None or e.request.id in among)
+        return [self._in_line(entry) for entry in islice(line, most)]
+
+    def tree(self, namespaces: Sequence[bytes] | None, most_nodes: int) -> Tree:
+        """The trees of `namespaces`, or of all, with at most `most_nodes` nodes."""
+        store = self._store
+        outline = store.directory.outline(
+            namespaces, store.max_blocks, most_runs=most_nodes, most_samples=_SAMPLE
+        )
+        blocks, count = outline.samples, len(outline.parents)
+        loading, resident = store.loading(blocks), store.resident(blocks)
+        where = np.select(
+            [loading, resident & store.host.valid(blocks), resident],
+            [_LOADING, _BOTH, _DEVICE],
+            _HOST,
+        )
+        node = np.repeat(np.arange(count), outline.counts)
+        found = np.bincount(node * _PLACES + where, minlength=count * _PLACES)
+        shares = found.reshape(count, _PLACES) / np.maximum(1, outline.counts)[:, None]
+        return Tree(
+            outline.parents, outline.blocks, outline.weights, shares, outline.total, outline.exact
+        )
 
     def _in_line(self, entry: Waiting) -> InLine:
         return InLine(

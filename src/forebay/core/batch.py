@@ -108,6 +108,8 @@ class Batcher:
         self._cache = cache
         self.sequences: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
+        self.stepped_over: dict[int, NotYet] = {}
+        """Who could not start in the last round, and why."""
 
     @property
     def free_run_slots(self) -> int:
@@ -117,6 +119,7 @@ class Batcher:
     def schedule(self) -> Batch:
         """Choose the next step's work, growing, admitting and preempting on the way."""
         batch = Batch()
+        self.stepped_over = batch.stepped_over
         budget = self._running_work(batch)
         if not batch.preempted:
             self._start_waiting(batch, budget)

@@ -12,6 +12,7 @@ One thread owns a directory. The trees themselves are native: `native/src/direct
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,24 @@ class Match(NamedTuple):
 
     ids: NDArray[np.int32]
     session: Session
+
+
+class Outline(NamedTuple):
+    """The trees, or the largest part of them: ``n`` runs of blocks without a branch, parents first.
+
+    ``parents`` [n] are indices, -1 for the first of a path; ``blocks`` [n] are a run's own, and
+    ``weights`` [n] count those and all below. The first ``counts[0]`` of ``samples`` are blocks of
+    run 0, spread evenly over it, the next ``counts[1]`` of run 1, and so on. ``total`` counts the
+    blocks of the whole. Not ``exact``: weights are estimates, or more was there than was walked.
+    """
+
+    parents: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    weights: NDArray[np.int32]
+    samples: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    total: int
+    exact: bool
 
 
 class Directory:
@@ -135,6 +154,21 @@ class Directory:
     def remove_subtree(self, block: int) -> NDArray[np.int32]:
         """Unpublishes a block and all its descendants; returns them, children before parents."""
         return self._trees.remove_subtree(block)
+
+    def outline(
+        self,
+        namespaces: Sequence[bytes] | None,
+        max_blocks: int,
+        *,
+        most_runs: int,
+        most_samples: int,
+    ) -> Outline:
+        """The trees of ``namespaces``, or of all; of many runs the heaviest ``most_runs``.
+
+        Ids are below ``max_blocks``; a run has at most ``most_samples`` of the samples. Takes about
+        a millisecond at most, however much is published.
+        """
+        return Outline(*self._trees.outline(namespaces, max_blocks, most_runs, most_samples))
 
     def check(self) -> None:
         """Raises :class:`ProtocolError` where the directory contradicts itself. Slow: for tests."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.timeline import Kind, Timeline
+from forebay.timeline import Kind, Records, Timeline
 from forebay.transfer.messages import WINDOW_DTYPE
 
 # At a step each millisecond the last half minute, at the usual tens of milliseconds the last ten.
@@ -172,3 +172,46 @@ def _joined(windows: NDArray[np.void]) -> NDArray[np.void]:
     joined["bytes"] = np.add.reduceat(ordered["bytes"], firsts)
     joined["end_s"] = np.maximum.reduceat(ordered["end_s"], firsts)
     return joined[np.argsort(joined["end_s"], kind="stable")]
+
+
+class Both:
+    """Tells two records the same: an engine's own timeline, and what is always on."""
+
+    def __init__(self, first: Records, second: Records) -> None:
+        self._records = (first, second)
+
+    def step(
+        self,
+        number: int,
+        start_s: float,
+        end_s: float,
+        *,
+        decode_tokens: int = 0,
+        prefill_tokens: int = 0,
+    ) -> None:
+        """See `Timeline.step`."""
+        for record in self._records:
+            record.step(
+                number,
+                start_s,
+                end_s,
+                decode_tokens=decode_tokens,
+                prefill_tokens=prefill_tokens,
+            )
+
+    def windows(self, windows: NDArray[np.void]) -> None:
+        """See `Timeline.windows`."""
+        for record in self._records:
+            record.windows(windows)
+
+    def wait(self, start_s: float, end_s: float, *, request: str | None = None) -> None:
+        """See `Timeline.wait`."""
+        for record in self._records:
+            record.wait(start_s, end_s, request=request)
+
+    def request(
+        self, row: str, kind: Kind, start_s: float, end_s: float, **details: object
+    ) -> None:
+        """See `Timeline.request`."""
+        for record in self._records:
+            record.request(row, kind, start_s, end_s, **details)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forebay.cache.view import InLine
+from forebay.cache.view import CacheView, InLine, Tree
+from forebay.core.batch import Batcher
 from forebay.core.ledger import Source
 from forebay.core.requests import NotYet
 from forebay.engine.request import EngineRequest
@@ -37,8 +38,8 @@ class RequestView:
 
     `found_tokens` of its prompt were cached when it started, `host_tokens` of those in host memory
     only; of a waiting one, `found_tokens` are cached now, and `near_tokens` of those are in place
-    on the device or, if `flying`, on their way. `place` counts from the head of the queue; a
-    running one has -1.
+    on the device or, if `flying`, on their way. `place` counts from 1, the head of the queue; a
+    running one has 0.
     """
 
     id: int
@@ -58,21 +59,45 @@ class RequestView:
     first_token_s: float | None
 
 
-def running_views(requests: Iterable[EngineRequest]) -> list[RequestView]:
-    """The requests that run, in the order in which they started."""
-    return [_running(request) for request in requests]
+class EngineView:
+    """Looks into one engine, for the thread that owns it."""
 
+    def __init__(
+        self,
+        requests: Mapping[int, EngineRequest],
+        batcher: Batcher,
+        cache: CacheView,
+        namespace: Callable[[str], bytes],
+        clock: Callable[[], float],
+    ) -> None:
+        self._requests = requests
+        self._batcher = batcher
+        self._cache = cache
+        self._namespace = namespace
+        self._clock = clock
 
-def waiting_views(
-    line: Iterable[InLine],
-    requests: Mapping[int, EngineRequest],
-    stepped_over: Mapping[int, NotYet],
-) -> list[RequestView]:
-    """The requests that wait, in order; `stepped_over` is why the last round did not start them."""
-    return [
-        _waiting(entry, requests[entry.id], place, stepped_over.get(entry.id))
-        for place, entry in enumerate(line)
-    ]
+    @property
+    def now_s(self) -> float:
+        """The time on the engine's clock."""
+        return self._clock()
+
+    def tree(self, salts: Sequence[str] | None, most_nodes: int) -> Tree:
+        """What is cached under `salts`, or under all, as at most `most_nodes` nodes."""
+        namespaces = None if salts is None else [self._namespace(salt) for salt in salts]
+        return self._cache.tree(namespaces, most_nodes)
+
+    def requests(self, most_waiting: int, among: Container[int] | None = None) -> list[RequestView]:
+        """The running requests and then the first `most_waiting` others, of all or of those whose
+        id is `among` the given.
+        """
+        ids = [sequence.request_id for sequence in self._batcher.running]
+        running = [self._requests[each] for each in ids if among is None or each in among]
+        line = self._cache.line(most_waiting, among)
+        stepped_over = self._batcher.stepped_over
+        return [_running(request) for request in running] + [
+            _waiting(entry, self._requests[entry.id], place, stepped_over.get(entry.id))
+            for place, entry in enumerate(line, start=1)
+        ]
 
 
 def _running(request: EngineRequest) -> RequestView:
@@ -102,7 +127,7 @@ def _view(
     request: EngineRequest,
     doing: Doing,
     *,
-    place: int = -1,
+    place: int = 0,
     found_tokens: int = 0,
     host_tokens: int = 0,
     near_tokens: int = 0,

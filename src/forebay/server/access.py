@@ -27,6 +27,22 @@ class Tenant:
         """The salt of a request; different tenants' never agree."""
         return json.dumps([self.salt, cache_salt or ""])
 
+    @staticmethod
+    def of(salted: str) -> Tenant:
+        """Whose request :meth:`salted` made this of."""
+        return Tenant(json.loads(salted)[0])
+
+    def owns(self, salted: str) -> bool:
+        """Whether :meth:`salted` made this of a request of the same tenant."""
+        return salted.startswith(json.dumps([self.salt])[:-1] + ",")
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who watches: a tenant, who sees what is its own, or, with None, an operator, who sees all."""
+
+    tenant: Tenant | None = None
+
 
 class Access:
     """Checks keys. Keeps digests, so that a comparison says nothing of a key's length."""
@@ -35,7 +51,9 @@ class Access:
         self._tenants = [(_digest(k.key.encode()), Tenant(k.salt)) for k in settings.api_keys]
         operator = settings.operator_key
         self._operator = None if operator is None else _digest(operator.encode())
-        self._open_to_operators = operator is None and settings.on_loopback
+        self._open_to_operators = (
+            operator is None and settings.on_loopback and not settings.api_keys
+        )
 
     def tenant(self, headers: _Headers) -> Tenant:
         """Whose request this is. Raises ApiError 401."""
@@ -61,6 +79,28 @@ class Access:
             )
         if not hmac.compare_digest(self._operator, _digest(_bearer(headers))):
             raise _unauthorised()
+
+
+    def viewer(self, headers: _Headers) -> Viewer:
+        """Who may watch. A key without a salt has nothing of its own. Raises ApiError 401, 403."""
+        given = _digest(_bearer(headers))
+        found: Tenant | None = None
+        for digest, tenant in self._tenants:
+            if hmac.compare_digest(digest, given):
+                found = tenant
+        if found is None or self._is_operator(given):
+            self.require_operator(headers)
+            return Viewer()
+        if found.salt is None:
+            raise ApiError(
+                403,
+                "this key is bound to no tenant, so nothing is its own: use an operator key, or a "
+                "key with a salt",
+            )
+        return Viewer(found)
+
+    def _is_operator(self, given: bytes) -> bool:
+        return self._operator is not None and hmac.compare_digest(self._operator, given)
 
 
 def _bearer(headers: _Headers) -> bytes:

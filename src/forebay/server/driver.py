@@ -11,9 +11,10 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +113,14 @@ class EngineThread:
         """Change the mode; `then` runs on the loop."""
         self._commands.put(partial(self._set_mode, mode, then))
 
+    def look(
+        self,
+        at: Callable[[Engine, Mapping[int, tuple[EngineRequest, Job]]], Any],
+        then: Callable[[Any], None],
+    ) -> None:
+        """Call `at` between two steps; `then` gets its value on the loop, None if it failed."""
+        self._commands.put(partial(self._look, at, then))
+
     def stop(self) -> None:
         """End after the current step; aborts everything."""
         self._commands.put(self._stop)
@@ -205,6 +214,18 @@ class EngineThread:
             logger.info("mode %s (%s) from now on", mode.value, mode.name.lower())
             self._note_stats(now=True)
             self._events.append(partial(then, None))
+
+    def _look(
+        self,
+        at: Callable[[Engine, Mapping[int, tuple[EngineRequest, Job]]], Any],
+        then: Callable[[Any], None],
+    ) -> None:
+        value = None
+        try:
+            value = at(self._engine, self._jobs)
+        except Exception:
+            logger.exception("what the engine does could not be shown")
+        self._events.append(partial(then, value))
 
     def _stop(self) -> None:
         self._stopping = True

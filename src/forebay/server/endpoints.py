@@ -32,6 +32,7 @@ from forebay.server.schemas import (
 from forebay.server.settings import ServerSettings
 from forebay.server.shapes import ChatShape, CompletionShape, UsageSoFar
 from forebay.server.state import State
+from forebay.server.watching import watching_routes
 from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
 from forebay.server.wire import Model as ModelCard
 
@@ -73,6 +74,8 @@ def routes(service: Service) -> APIRouter:
     _add_generation(router, service)
     _add_information(router, service)
     _add_operation(router, service)
+    keep_alive_s = service.settings.keep_alive_s
+    router.include_router(watching_routes(service.front, service.model_name, keep_alive_s))
     return router
 
 

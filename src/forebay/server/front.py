@@ -18,6 +18,8 @@ from forebay.errors import ForebayError
 from forebay.server.driver import EngineThread, Event, Job, Pieces
 from forebay.server.errors import ApiError, api_error
 from forebay.server.exchange import Exchange
+from forebay.server.live import Live
+from forebay.server.look import record
 from forebay.server.metrics import Metrics
 from forebay.server.settings import ServerSettings
 from forebay.server.state import State
@@ -34,7 +36,9 @@ class Front:
     def __init__(self, engine: Engine, settings: ServerSettings, metrics: Metrics) -> None:
         self.state = State.STARTING
         self.loaded = engine.loaded
-        self.pool_tokens = engine.pool.slots * engine.pool.block_tokens
+        self.block_tokens = engine.pool.block_tokens
+        self.block_bytes = engine.pool.geometry.block_bytes
+        self.pool_tokens = engine.pool.slots * self.block_tokens
         batch = engine.settings.batch
         self._most_open = batch.max_waiting + batch.max_running
         self._metrics = metrics
@@ -46,6 +50,7 @@ class Front:
         self._ticker: asyncio.TimerHandle | None = None
         self._exchanges: set[Exchange] = set()
         self._reserved: dict[Exchange, int] = {}
+        self.live = Live(record(engine), settings.max_watchers)
         self._open = 0
         self._gap_s = Average(1.0)
         self._ended_s: float | None = None
@@ -56,6 +61,7 @@ class Front:
         """Begin to serve; called on the loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self.live.start(self._thread.look)
         self.state = State.SERVING
         self._tick()
 
@@ -63,11 +69,13 @@ class Front:
         """Take nothing new; end what is still open after `within_s`."""
         if self.state is State.SERVING:
             self.state = State.DRAINING
+        self.live.end()
         if self._loop is not None:
             self._loop.call_later(within_s, self._end_all, _shut_down())
 
     async def close(self) -> None:
         """End everything and the engine's thread, within a bound."""
+        self.live.end()
         self._end_all(_shut_down())
         if self._ticker is not None:
             self._ticker.cancel()
@@ -111,6 +119,7 @@ class Front:
         self._require_serving()
         exchange = jobs[0].exchange
         exchange.submitted = True
+        self.live.used(jobs[0].salt)
         self._thread.submit(jobs)
 
     def leave(self, exchange: Exchange) -> None:
@@ -193,6 +202,7 @@ class Front:
 
     def _note_death(self) -> None:
         self.state = State.DEAD
+        self.live.end()
         for exchange in list(self._exchanges):
             exchange.fail(_dead())
 

@@ -27,7 +27,7 @@ from forebay.server.wire import Usage, usage_of
 
 logger = logging.getLogger("forebay.server")
 
-_EVENT_HEADERS = [
+EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # Proxies of nginx's kind collect answers otherwise.
@@ -66,7 +66,7 @@ class Generation(Response):
             await refuse(error, send)
             return
         work = asyncio.ensure_future(self._serve(exchange, send))
-        watch = asyncio.ensure_future(_disconnected(receive))
+        watch = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -104,7 +104,7 @@ class Generation(Response):
 
     async def _stream(self, exchange: Exchange, send: Send) -> None:
         plan, shape = self._plan, self._plan.shape
-        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
         opening = shape.opening(plan.answers)
         if opening:
             await send(_events(opening))
@@ -146,7 +146,7 @@ class Generation(Response):
         return usage_of(outcomes, self._plan.per_prompt)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

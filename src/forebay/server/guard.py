@@ -21,12 +21,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPERATOR_PATHS = ("/metrics", "/v1/forebay/mode")
+OPERATOR_PATHS = ("/metrics", "/v1/forebay/mode", "/v1/forebay/trace")
+WATCH_PATH = "/v1/forebay/live"
 _TENANT_PREFIX = "/v1/"
 
 
 class Guard:
-    """Refuses what may not come in; puts the tenant into `scope["state"]["tenant"]`."""
+    """Refuses what may not come in; puts the tenant into `scope["state"]["tenant"]`, or, where
+    somebody wants to watch, the viewer into `["viewer"]`.
+    """
 
     def __init__(self, app: App, access: Access, settings: ServerSettings) -> None:
         self._app = app
@@ -50,6 +53,8 @@ class Guard:
         path, headers = scope["path"], scope["headers"]
         if path in OPERATOR_PATHS:
             self._access.require_operator(headers)
+        elif path == WATCH_PATH:
+            scope.setdefault("state", {})["viewer"] = self._access.viewer(headers)
         elif path.startswith(_TENANT_PREFIX):
             scope.setdefault("state", {})["tenant"] = self._access.tenant(headers)
         for name, value in headers:

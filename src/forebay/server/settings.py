@@ -23,8 +23,9 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Without `api_keys` everybody may ask; without `operator_key` nobody but a loopback server's
-    clients may see metrics and change the mode.
+    """Without `api_keys` everybody may ask. Without `operator_key` nobody may see metrics and the
+    live page and change the mode, but where there are no keys at all and the server listens on
+    loopback only, everybody.
     """
 
     host: str = "127.0.0.1"
@@ -47,6 +48,8 @@ class ServerSettings:
     client_timeout_s: float = 60.0
     # Proxies close streams that are silent for a minute; a comment comes after this or twice this.
     keep_alive_s: float = 15.0
+    # Live pages that may be open at once.
+    max_watchers: int = 16
     # After SIGTERM running answers have so long to end.
     drain_s: float = 30.0
     # Conversations whose last match is remembered, a few hundred bytes each.
@@ -61,8 +64,8 @@ class ServerSettings:
         for name in ("header_timeout_s", "body_timeout_s", "client_timeout_s", "keep_alive_s"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.drain_s < 0 or self.max_sessions < 0:
-            raise SettingsError("drain_s and max_sessions are 0 or more")
+        if self.drain_s < 0 or self.max_sessions < 0 or self.max_watchers < 0:
+            raise SettingsError("drain_s, max_sessions and max_watchers are 0 or more")
         if len({key.key for key in self.api_keys}) < len(self.api_keys):
             raise SettingsError("an API key is listed twice; one key has one salt")
 

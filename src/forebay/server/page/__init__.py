@@ -1,0 +1,1 @@
+"""The live page's files, as they are served."""
