@@ -11,8 +11,9 @@ from rich.console import Console
 from forebay.cache import CacheStats
 from forebay.core.ledger import MissReason, PrefetchOutcome, Source
 from forebay.core.modes import Mode
+from forebay.demo.client import Answer
 from forebay.demo.report import judge, table, write_timelines
-from forebay.demo.run import Answer, ModeResult
+from forebay.demo.run import ModeResult
 from forebay.demo.workload import Turn
 from forebay.timeline import Timeline
 
@@ -21,7 +22,8 @@ FIRST = Turn(0, 0)
 
 def answer(*tokens: int, gaps: tuple[float, ...] | None = None) -> Answer:
     sources = {Source.DEVICE: 32, Source.HOST: 64, Source.RECOMPUTED: 5}
-    return Answer(tokens, gaps or (0.5,) * len(tokens), 1.25, sources)
+    texts = tuple(f"<{token}>" for token in tokens)
+    return Answer("".join(texts), texts, gaps or (0.5,) * len(tokens), 1.25, sources)
 
 
 def result(mode: Mode, *answers: Answer, used: int = 100, stall_s: float = 0.5) -> ModeResult:
@@ -37,13 +39,16 @@ def result(mode: Mode, *answers: Answer, used: int = 100, stall_s: float = 0.5) 
         evicted_blocks=0,
         dropped_dirty_blocks=0,
         quarantined_blocks=0,
+        given_up_blocks=0,
+        failed_loads=0,
+        failed_saves=0,
     )
     turns = {Turn(0, number): each for number, each in enumerate(answers)}
     return ModeResult(mode, "ready", turns, stats, stall_s, 10.0, Timeline())
 
 
 def lines(*results: ModeResult) -> str:
-    return "\n".join(judge(results).lines(lambda token: f"<{token}>"))
+    return "\n".join(judge(results).lines())
 
 
 def test_equal_answers_pass():
@@ -60,7 +65,7 @@ def test_a_near_tie_passes_and_is_named():
     assert [(each.position, each.gap) for each in verdict.near_ties] == [(1, 0.0004)]
     said = lines(left, right)
     assert "but for 1 near-tie" in said
-    assert "user 1, turn 1, token 2: b4 chose <9> instead of <2> (gap 0.0004)" in said
+    assert "user 1, turn 1, token 2: b4 chose '<9>' instead of '<2>' (gap 0.0004)" in said
 
 
 @pytest.mark.parametrize("gaps", [(0.2, 0.2), (0.0004, 0.2), (0.2, 0.0004), (0.001, 0.001)])
@@ -83,7 +88,13 @@ def test_what_follows_a_near_tie_is_not_compared():
 def test_an_answer_of_another_length_fails():
     left, right = result(Mode.RECOMPUTE, answer(1, 2)), result(Mode.SYNCHRONOUS, answer(1))
     assert judge([left, right]).exit_status == 1
-    assert "another length" in lines(left, right)
+    assert "user 1, turn 1: b1 said '<1>' instead of '<1><2>'" in lines(left, right)
+
+
+def test_an_answer_of_the_same_tokens_and_another_text_fails():
+    left = result(Mode.RECOMPUTE, answer(1, 2))
+    other = replace(answer(1, 2), text="half a character")
+    assert judge([left, result(Mode.SYNCHRONOUS, other)]).exit_status == 1
 
 
 @pytest.mark.parametrize(

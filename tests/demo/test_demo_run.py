@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import threading
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from talker import small_talk
 
 from forebay.core.ledger import Source
 from forebay.core.modes import Mode
+from forebay.demo.client import ask
 from forebay.demo.report import judge
 from forebay.demo.run import ModeResult, run_mode, throttled_link
 from forebay.demo.settings import DemoSettings
@@ -34,7 +39,7 @@ MODES = (Mode.RECOMPUTE, Mode.SYNCHRONOUS, Mode.LOOK_AHEAD)
 
 @pytest.fixture(scope="module")
 def results(talker: LoadedModel) -> dict[Mode, ModeResult]:
-    script = Script(talker.tokenizer, small_talk())
+    script = Script(small_talk())
     link, _ = throttled_link(talker, SMALL)
     return {mode: run_mode(talker, mode, script, SMALL, link) for mode in MODES}
 
@@ -44,7 +49,7 @@ def test_every_turn_is_answered_alike_in_every_mode(results: dict[Mode, ModeResu
     for result in results.values():
         assert set(result.answers) == expected
         for turn, answer in result.answers.items():
-            assert len(answer.token_ids) == SMALL.answer_tokens_of(turn)
+            assert len(answer.tokens) == SMALL.answer_tokens_of(turn)
             assert 0 < answer.ttft_s < 60
     assert not judge(list(results.values())).errors
 
@@ -78,7 +83,14 @@ def test_what_a_user_sees(talker: LoadedModel, tmp_path: Path):
     with console.capture() as captured:
         demonstrate(talker, small_talk(), MODES, tmp_path / "new", SMALL, console)
     shown = captured.get()
-    for words in ("is throttled to", "stands in for a GPU", "mode b1; link", "18 of 18 answers"):
+    for words in (
+        "is throttled to",
+        "stands in for a GPU",
+        "HTTP client",
+        "ui.perfetto.dev",
+        "mode b1; link",
+        "18 of 18 answers",
+    ):
         assert words in shown
     assert shown.count("TTFT, s") == 1
     assert "same answers: all 3 modes" in shown
@@ -97,7 +109,28 @@ def test_other_choices_of_modes(talker: LoadedModel, tmp_path: Path, modes: Sequ
     assert "DIFFERENT" not in captured.get()
 
 
-def test_a_prompt_that_cannot_fit_is_told(talker: LoadedModel):
-    script = Script(talker.tokenizer, small_talk())
+def test_the_timeline_names_the_users(results: dict[Mode, ModeResult]):
+    rows = {span.row for span in results[Mode.LOOK_AHEAD].timeline if span.row}
+    assert {f"user {user + 1}" for user in range(6)} <= rows
+
+
+def test_a_prompt_that_cannot_fit_is_told_and_leaves_nobody_behind(talker: LoadedModel):
+    script = Script(small_talk())
     with pytest.raises(RequestError, match="device pool"):
         run_mode(talker, Mode.RECOMPUTE, script, DemoSettings(device_tokens=64), 1e6)
+    until_s = time.monotonic() + 20
+    while any(t.name.startswith(("demo-", "forebay-")) for t in threading.enumerate()):
+        assert time.monotonic() < until_s, threading.enumerate()
+        time.sleep(0.02)
+
+
+def test_a_model_that_cannot_chat_is_told(talker: LoadedModel):
+    silent = replace(talker, tokenizer=copy.deepcopy(talker.tokenizer))
+    silent.tokenizer.chat_template = None
+    with pytest.raises(RequestError, match="no chat template"):
+        run_mode(silent, Mode.RECOMPUTE, Script(small_talk()), SMALL, 1e6)
+
+
+def test_a_server_that_is_not_there_is_an_error_not_an_answer():
+    with pytest.raises(ConnectionRefusedError):
+        ask(("127.0.0.1", 1), [{"role": "user", "content": "anybody?"}], 4, "")

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from forebay.core.ledger import PrefetchOutcome, Source
 from forebay.core.modes import Mode, policy_of
-from forebay.demo.run import Answer, ModeResult
+from forebay.demo.client import Answer
+from forebay.demo.run import ModeResult
 from forebay.demo.workload import Turn
 from forebay.timeline import Kind, Timeline
 
@@ -39,8 +40,8 @@ class Difference:
     mode: Mode
     turn: Turn
     position: int
-    expected: int
-    found: int
+    expected: str
+    found: str
     gap: float
 
     @property
@@ -64,8 +65,8 @@ class Verdict:
         """0 if all answers agree and look-ahead did its work, else 1."""
         return 1 if self.errors or self.problems else 0
 
-    def lines(self, token_text: Callable[[int], str]) -> list[str]:
-        """The verdict in words; `token_text` shows a token id."""
+    def lines(self) -> list[str]:
+        """The verdict in words."""
         if self.modes < 2:
             lines = ["one mode alone: there is nothing to compare its answers with"]
         elif self.errors:
@@ -75,7 +76,7 @@ class Verdict:
             if self.near_ties:
                 lines[0] += f", but for {len(self.near_ties)} near-ties (two best logits < 0.001)"
         for title, found in (("near-tie", self.near_ties), ("error", self.errors)):
-            lines += [f"  {title}: {_named(each, token_text)}" for each in found]
+            lines += [f"  {title}: {_named(each)}" for each in found]
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 
@@ -92,13 +93,17 @@ def judge(results: Sequence[ModeResult]) -> Verdict:
 
 
 def first_difference(expected: Answer, found: Answer) -> int | None:
-    """The first place at which two answers differ; None if they are equal."""
-    pairs = zip(expected.token_ids, found.token_ids, strict=False)
+    """The first token at which two answers differ; None if they are equal.
+
+    Beyond the last token of the shorter one if only the length or the whole text differs: a token
+    with a part of a character has no text of its own.
+    """
+    pairs = zip(expected.tokens, found.tokens, strict=False)
     for position, (left, right) in enumerate(pairs):
         if left != right:
             return position
-    shorter = min(len(expected.token_ids), len(found.token_ids))
-    return None if len(expected.token_ids) == len(found.token_ids) else shorter
+    same = len(expected.tokens) == len(found.tokens) and expected.text == found.text
+    return None if same else min(len(expected.tokens), len(found.tokens))
 
 
 def _differences(reference: ModeResult, other: ModeResult) -> list[Difference]:
@@ -108,11 +113,11 @@ def _differences(reference: ModeResult, other: ModeResult) -> list[Difference]:
         at = first_difference(expected, answer)
         if at is None:
             continue
-        if at < min(len(expected.token_ids), len(answer.token_ids)):
+        if at < min(len(expected.tokens), len(answer.tokens)):
             gap = max(expected.gaps[at], answer.gaps[at])
-            tokens = expected.token_ids[at], answer.token_ids[at]
+            tokens = expected.tokens[at], answer.tokens[at]
         else:
-            gap, tokens = float("inf"), (-1, -1)
+            gap, tokens = float("inf"), (expected.text, answer.text)
         found.append(Difference(other.mode, turn, at, *tokens, gap))
     return found
 
@@ -129,12 +134,12 @@ def _problems(result: ModeResult) -> list[str]:
     return problems
 
 
-def _named(each: Difference, token_text: Callable[[int], str]) -> str:
-    if each.expected < 0:
-        return f"{each.turn}: {each.mode.value} gave an answer of another length"
+def _named(each: Difference) -> str:
+    if each.gap == float("inf"):
+        return f"{each.turn}: {each.mode.value} said {each.found!r} instead of {each.expected!r}"
     return (
-        f"{each.turn}, token {each.position + 1}: {each.mode.value} chose "
-        f"{token_text(each.found)} instead of {token_text(each.expected)} (gap {each.gap:.2g})"
+        f"{each.turn}, token {each.position + 1}: {each.mode.value} chose {each.found!r} instead "
+        f"of {each.expected!r} (gap {each.gap:.2g})"
     )
 
 
@@ -240,8 +245,16 @@ def write_timelines(results: Sequence[ModeResult], out: Path, window_s: float) -
             title=_TITLE_AHEAD if ahead else _TITLE,
             subtitle=f"{mode}, {NAMES[result.mode]}: {seen}",
         )
-        lines.append(f"{picture}: {seen} (the whole of {mode}: {trace}, opens in Perfetto)")
+        lines.append(f"{picture}: {seen} (the whole of {mode}: {trace})")
+    if lines:
+        lines.append(_HOW_TO_OPEN)
     return lines
+
+
+_HOW_TO_OPEN = (
+    "To look at a whole timeline: open https://ui.perfetto.dev in a browser, and drop its .json "
+    "file into the page. It stays on this machine."
+)
 
 
 _TITLE_AHEAD = "Loads run under the steps of other requests"

@@ -1,4 +1,4 @@
-"""One mode of the demonstration: the users in a closed loop over a fresh engine.
+"""One mode of the demonstration: a fresh server, and its users as HTTP clients in a closed loop.
 
 A user comes back a fixed pause after the answer. There are fewer run slots than users, so that
 requests queue: the time in which look-ahead has something to do. Answers are greedy and of a fixed
@@ -7,37 +7,33 @@ length, so that every mode does the same work.
 
 from __future__ import annotations
 
-import heapq
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 from forebay.cache import CacheStats
 from forebay.config import BatchSettings
-from forebay.core.ledger import Source
 from forebay.core.modes import Mode
+from forebay.demo.client import Answer, ask
 from forebay.demo.settings import DemoSettings
 from forebay.demo.workload import Script, Turn
 from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel
 from forebay.engine.pool import KVPool
-from forebay.engine.request import EngineRequest, FinishReason
 from forebay.engine.runner import Runner, probe_geometry
-from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.engine.startup import measure_prefill
-from forebay.errors import RequestError
+from forebay.errors import ForebayError
+from forebay.server.run import Server
+from forebay.server.settings import ServerSettings
 from forebay.timeline import Timeline
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one turn got. `gaps` as in `SampledToken`, one for each token."""
-
-    token_ids: tuple[int, ...]
-    gaps: tuple[float, ...]
-    ttft_s: float
-    tokens_by_source: dict[Source, int]
+_START_S = 30.0
+_END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +78,27 @@ def run_mode(
     """Hold all conversations of `script` in `mode`. The first mode's answers go into `script`.
 
     `started` is told the engine's startup line, `answered` every turn that got its answer.
+    Raises what a client does, SettingsError if no port can be had.
     """
     timeline = Timeline()
     sizes = _engine_settings(loaded, mode, settings, link_bytes_per_s)
-    with Engine(loaded, sizes, timeline=timeline) as engine:
-        engine.mover.windows()  # those of the start's own measurement
-        started(engine.startup_line)
-        loop = _ClosedLoop(engine, script, settings, answered)
+    engine = Engine(loaded, sizes, timeline=timeline)
+    engine.mover.windows()  # those of the start's own measurement
+    started(engine.startup_line)
+    with _serving(engine) as server:
         began_s = time.monotonic()
-        loop.run()
-        return ModeResult(
-            mode=mode,
-            startup_line=engine.startup_line,
-            answers=loop.answers,
-            stats=engine.cache.stats(),
-            stall_s=engine.stall_s,
-            wall_s=time.monotonic() - began_s,
-            timeline=timeline,
-        )
+        answers = _Users(server, script, settings).talk(answered)
+        wall_s = time.monotonic() - began_s
+    stats = server.front.stats
+    return ModeResult(
+        mode=mode,
+        startup_line=engine.startup_line,
+        answers=answers,
+        stats=stats.cache,
+        stall_s=stats.stall_s,
+        wall_s=wall_s,
+        timeline=timeline,
+    )
 
 
 def _engine_settings(
@@ -115,62 +114,76 @@ def _engine_settings(
     )
 
 
-@dataclass(slots=True)
-class _ClosedLoop:
-    engine: Engine
-    script: Script
-    settings: DemoSettings
-    answered: Callable[[Turn], None]
-    answers: dict[Turn, Answer] = field(default_factory=dict[Turn, Answer])
-    _due: list[tuple[float, Turn]] = field(default_factory=list[tuple[float, Turn]])
-    _open: dict[Turn, EngineRequest] = field(default_factory=dict[Turn, EngineRequest])
+@contextmanager
+def _serving(engine: Engine) -> Iterator[Server]:
+    """A server on a free port of this machine, in a thread, to the end of the block."""
+    try:
+        server = Server(engine, ServerSettings(port=0, drain_s=0.0))
+    except ForebayError:
+        engine.close()
+        raise
+    thread = threading.Thread(target=server.run, name="demo-server", daemon=True)
+    thread.start()
+    try:
+        until_s = time.monotonic() + _START_S
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > until_s:
+                raise ForebayError("the server did not start; what it logged says why")
+            time.sleep(0.01)
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(_END_S)
+        server.socket.close()
 
-    def run(self) -> None:
-        now_s = time.monotonic()
-        users = range(len(self.script.workload.conversations))
-        self._due = [(now_s + self.settings.stagger_s * user, Turn(user, 0)) for user in users]
-        while self._due or self._open:
-            self._arrive()
-            if self.engine.busy:
-                self.engine.step()
-                self._leave()
+
+class _Users:
+    """All users of a script, each on a thread of their own, as clients of `server`."""
+
+    def __init__(self, server: Server, script: Script, settings: DemoSettings) -> None:
+        self._address: tuple[str, int] = server.socket.getsockname()[:2]
+        self._script = script
+        self._settings = settings
+        self._stopped = threading.Event()
+        self._news: SimpleQueue[tuple[Turn, Answer] | Future[None]] = SimpleQueue()
+
+    def talk(self, answered: Callable[[Turn], None]) -> dict[Turn, Answer]:
+        """All answers. Raises what the first client did that failed; then nobody goes on."""
+        users = range(len(self._script.workload.conversations))
+        pool = ThreadPoolExecutor(len(users), thread_name_prefix="demo-user")
+        try:
+            for user in users:
+                pool.submit(self._converse, user).add_done_callback(self._news.put)
+            return self._answers(len(users), answered)
+        finally:
+            self._stopped.set()
+            # The server ends first: whoever still listens to it is told so.
+            pool.shutdown(wait=False)
+
+    def _answers(self, talking: int, answered: Callable[[Turn], None]) -> dict[Turn, Answer]:
+        answers: dict[Turn, Answer] = {}
+        while talking:
+            news = self._news.get()
+            if isinstance(news, Future):
+                news.result()
+                talking -= 1
             else:
-                time.sleep(max(0.0, self._due[0][0] - time.monotonic()))
+                turn, answers[turn] = news
+                answered(turn)
+        return answers
 
-    def _arrive(self) -> None:
-        while self._due and self._due[0][0] <= time.monotonic():
-            _, turn = heapq.heappop(self._due)
-            params = SamplingParams(
-                max_tokens=self.settings.answer_tokens_of(turn), ignore_eos=True
+    def _converse(self, user: int) -> None:
+        pause_s = self._settings.stagger_s * user
+        for number in range(len(self._script.workload.conversations[user].messages)):
+            if self._stopped.wait(pause_s):
+                return
+            turn = Turn(user, number)
+            answer = ask(
+                self._address,
+                self._script.messages(turn),
+                self._settings.answer_tokens_of(turn),
+                f"user {user + 1}",
             )
-            self._open[turn] = self.engine.submit(
-                self.script.prompt(turn), params, label=f"user {turn.user + 1}"
-            )
-
-    def _leave(self) -> None:
-        for turn, request in list(self._open.items()):
-            if request.finished is None:
-                continue
-            del self._open[turn]
-            if request.finished is not FinishReason.LENGTH:
-                raise RequestError(f"{turn} got no whole answer: {request.error}")
-            self.answers[turn] = _answer(request)
-            self.script.offer(turn, self.answers[turn].token_ids)
-            self.answered(turn)
-            if turn.number + 1 < len(self.script.workload.conversations[turn.user].messages):
-                back_s = time.monotonic() + self.settings.pause_s
-                heapq.heappush(self._due, (back_s, Turn(turn.user, turn.number + 1)))
-
-
-def _answer(request: EngineRequest) -> Answer:
-    tokens = {
-        source: request.sources.get(source, 0) * request.block_tokens
-        for source in (Source.DEVICE, Source.HOST)
-    }
-    tokens[Source.RECOMPUTED] = len(request.prompt_ids) - sum(tokens.values())
-    return Answer(
-        token_ids=tuple(token.token_id for token in request.drawn),
-        gaps=tuple(token.gap for token in request.drawn),
-        ttft_s=request.timing.ttft_s,
-        tokens_by_source=tokens,
-    )
+            self._script.offer(turn, answer.text)
+            self._news.put((turn, answer))
+            pause_s = self._settings.pause_s

@@ -36,13 +36,13 @@ def demonstrate(
     """
     link_bytes_per_s, prefill = throttled_link(loaded, settings)
     console.print(_about_link(link_bytes_per_s, prefill, settings), soft_wrap=True)
-    script = Script(loaded.tokenizer, workload)
+    script = Script(workload)
     results = [
         _watched(loaded, mode, script, settings, link_bytes_per_s, console) for mode in modes
     ]
     console.print(table(results))
     verdict = judge(results)
-    for line in verdict.lines(lambda token: repr(loaded.tokenizer.decode([token]))):
+    for line in verdict.lines():
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     for line in write_timelines(results, out, _PICTURE_S):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
@@ -55,7 +55,9 @@ def _about_link(link_bytes_per_s: float, prefill: float, settings: DemoSettings)
         f"memory is throttled to {link_bytes_per_s / 1e6:,.0f} MB/s, so that a load is "
         f"{settings.load_advantage:g} times faster than computing the same tokens: it stands in "
         "for a GPU's ratio of compute to copy (6 to 10 for a model of 8 billion weights on an "
-        "H200). No time below says what a GPU would need."
+        "H200). No time below says what a GPU would need.\n"
+        "Every user is an HTTP client that streams /v1/chat/completions from a server on this "
+        "machine, as `forebay serve` starts it; TTFT is what the client sees."
     )
 
 

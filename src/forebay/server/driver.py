@@ -142,6 +142,7 @@ class EngineThread:
                         self._add(delta)
                 self._note_stats()
                 self._flush()
+            self._note_stats(now=True)
         except BaseException:
             logger.critical("the engine failed and serves no more: restart", exc_info=True)
             self._died()
@@ -187,6 +188,7 @@ class EngineThread:
             job.params,
             salt=job.salt,
             follows=self._sessions.get((job.salt, job.session)) if job.session else None,
+            label=job.session,
             priority=job.priority,
             no_cache=job.no_cache,
             no_save=job.no_save,
