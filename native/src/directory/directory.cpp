@@ -134,9 +134,9 @@ std::vector<std::uint8_t> Directory::remove_leaves(BlockIds blocks) {
 
 Outline Directory::outline(const std::vector<std::string>* names, std::int64_t max_blocks,
                            std::size_t most) const {
-  // About a millisecond's worth of memory that no cache holds.
+  // A millisecond or two of memory that no cache of the processor holds.
   constexpr std::int64_t kMostNodes = 1 << 13;
-  constexpr std::int64_t kMostBlocks = 1 << 12;
+  constexpr std::int64_t kMostBlocks = 1 << 11;
   std::vector<NodeId> roots;
   Outline made;
   if (names != nullptr) {

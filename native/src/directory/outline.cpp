@@ -104,6 +104,7 @@ Outline sampled_outline(const Nodes& nodes, std::int64_t max_blocks, std::int64_
   constexpr std::int64_t kTries = 2;  // for each block of the sample, as not all are published
   Outline outline{.parts = {}, .total = published, .exact = false};
   std::unordered_map<NodeId, std::int32_t> part_of;
+  part_of.reserve(2 * most_blocks);
   std::vector<NodeId> path;
   std::int64_t drawn = 0;
   for (std::int64_t i = 0; i < kTries * most_blocks && drawn < most_blocks; ++i) {

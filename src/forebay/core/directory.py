@@ -165,8 +165,8 @@ class Directory:
     ) -> Outline:
         """The trees of ``namespaces``, or of all; of many runs the heaviest ``most_runs``.
 
-        Ids are below ``max_blocks``; a run has at most ``most_samples`` of the samples. Takes about
-        a millisecond at most, however much is published.
+        Ids are below ``max_blocks``; a run has at most ``most_samples`` of the samples. Takes a
+        millisecond or two at most, however much is published.
         """
         return Outline(*self._trees.outline(namespaces, max_blocks, most_runs, most_samples))
 
