@@ -100,10 +100,11 @@ class Rig:
         self.check_each_step = check_each_step
         self.cache = self.engine.cache
         store = self.cache._store
-        host = self.engine._arena.blocks(max(1, store.host_slots), self.engine.pool.block_bytes)
-        self.host = host.view(self.engine.pool.blocks.numpy().dtype)
-        self.engine.pool.fill_poison()
-        self.host.fill(np.nan)
+        pool = self.engine.pool
+        host = self.engine._memory._arena.blocks(max(1, store.host_slots), pool.block_bytes)
+        self.host = torch.from_numpy(host).view(pool.dtype)
+        pool.fill_poison()
+        self.host.fill_(float("nan"))
         rng = np.random.default_rng(seed)
         for tier in (store.device.tier, store.host.tier):
             rng.shuffle(tier._ready[: tier._ready_count])
@@ -167,12 +168,15 @@ class Rig:
         free = np.flatnonzero(store.device.tier._state[:-1] == SlotState.FREE)
         pool.fill_poison(free)
         free = store.host.tier._state[: len(self.host)] == SlotState.FREE
-        self.host[free[: len(self.host)]] = np.nan
+        self.host[torch.from_numpy(free[: len(self.host)])] = float("nan")
         for chunk in chunks:
             first, place = divmod(chunk.start, pool.block_tokens)
             for view in (*pool.keys, *pool.values):
                 view[int(chunk.slots[first]), place:] = float("nan")
             pool.fill_poison(chunk.slots[first + 1 :])
+        if pool.device.type == "cuda":
+            # No step's number stands for this: a load could overtake it.
+            torch.cuda.synchronize()
 
 
 def greedy(count: int, **more: Any) -> SamplingParams:

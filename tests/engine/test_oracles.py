@@ -183,7 +183,7 @@ class Fault:
 
 def flip_a_bit(fault: Fault) -> None:
     """In one block of the host arena, in each that could be read."""
-    words = fault.rig.host.view(np.uint32)
+    words = fault.rig.host.numpy().view(np.uint32)
     words[:, words.shape[1] // 2] ^= np.uint32(1 << 22)
 
 

@@ -19,8 +19,9 @@ from forebay.core.batch import Batch, Batcher, Work
 from forebay.core.directory import Session
 from forebay.core.modes import Mode
 from forebay.core.requests import NotYet, Ticket
+from forebay.engine.memory import EngineMemory, device_free_bytes
 from forebay.engine.models import LoadedModel, load_model
-from forebay.engine.pool import KVPool
+from forebay.engine.pace import Pace, decode_tokens, prefill_tokens
 from forebay.engine.prompt import Prompt, check_length, prompt_tokens
 from forebay.engine.record import StepRecord
 from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing
@@ -37,9 +38,6 @@ from forebay.geometry import default_block_tokens
 from forebay.machine.memory import read_memory
 from forebay.machine.tree import Tree
 from forebay.timeline import Records
-from forebay.transfer.arena import HostArena
-from forebay.transfer.native import NativeMover
-from forebay.transfer.pool import Pool
 
 # The longest wait for the link before the loop looks again, when nothing else can run.
 _IDLE_WAIT_S = 0.05
@@ -68,17 +66,13 @@ class Engine:
             probe_geometry(self.loaded, 16).token_bytes
         )
         geometry = probe_geometry(self.loaded, block_tokens)
-        sizes = settings.cache_settings(geometry, read_memory(Tree()).most_bytes)
-        self.pool = KVPool(geometry, sizes.device_slots, dtype=self.loaded.kv_dtype)
-        host_slots = max(1, sizes.host_slots)
-        self._arena = HostArena(host_slots * geometry.block_bytes)
-        self.mover = NativeMover(
-            Pool.of([self.pool.blocks]),
-            Pool.of([self._arena.blocks(host_slots, geometry.block_bytes)]),
-            window_bytes=sizes.window_bytes,
-            link_bytes_per_s=settings.link_bytes_per_s,
-            window_timeout_s=settings.wait_timeout_s,
+        sizes = settings.cache_settings(
+            geometry,
+            read_memory(Tree()).most_bytes,
+            device_free_bytes(self.loaded.model.device),
         )
+        self._memory = EngineMemory(self.loaded, geometry, sizes, settings)
+        self.pool, self.mover = self._memory.pool, self._memory.mover
         self.runner = Runner(self.loaded, self.pool)
         link = measure_link(self.mover, sizes, settings.link_bytes_per_s)
         prefill = measure_prefill(self.runner, settings.batch.step_tokens)
@@ -87,11 +81,13 @@ class Engine:
             self.mover,
             key_bytes=4 * block_tokens,
             first_transfer=link.next_transfer,
+            host_ready=self._memory.host_ready,
             clock=clock,
         )
         self.cache.rates.link_bytes_per_s.add(link.bytes_per_s)
         self.cache.rates.prefill_tokens_per_s.add(prefill)
         self.startup_line = describe(sizes, geometry, link.bytes_per_s, prefill)
+        self._pace = Pace(self.cache.rates)
         self._batcher = Batcher(settings.batch, self.cache)
         self._verifier = BlockVerifier(self.pool) if settings.check_blocks else None
         self._requests: dict[int, EngineRequest] = {}
@@ -245,7 +241,7 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
         self.cache.close()
-        self._arena.close()
+        self._memory.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -262,6 +258,7 @@ class Engine:
         began_s = self._clock()
         lost = self.cache.ready(
             [ticket for ticket in tickets if ticket is not None],
+            self._memory.stream,
             timeout_s=self.settings.wait_timeout_s,
         )
         self._waited(began_s, bool(waits))
@@ -293,15 +290,16 @@ class Engine:
             for item in work:
                 self._fail(self._requests[item.sequence.request_id], repr(error))
             raise
-        self.cache.step_launched(step)
+        self.cache.step_launched(step, self._memory.stream)
+        generated = self.generation_tokens
         deltas = self._take_tokens(work, logits)
-        self._measure(step, work, began_s)
+        self._measure(step, work, began_s, drawn=self.generation_tokens > generated)
         return deltas
 
     def _take_tokens(self, work: list[Work], logits: torch.Tensor) -> list[Delta]:
         requests = [self._requests[item.sequence.request_id] for item in work]
         rows = [i for i, w in enumerate(work) if w.start + w.tokens == requests[i].known_tokens]
-        drawn = self._draw(requests, logits, rows) if rows else {}
+        drawn = self._draw(requests, logits.cpu(), rows) if rows else {}
         self.generation_tokens += len(drawn)
         self._observe(work, requests, drawn)
         now_s = self._clock()
@@ -335,13 +333,13 @@ class Engine:
             return {}
         return dict(zip(rows, tokens, strict=True))
 
-    def _measure(self, step: int, work: list[Work], began_s: float) -> None:
+    def _measure(self, step: int, work: list[Work], began_s: float, *, drawn: bool) -> None:
         now_s = self._clock()
-        prefill = sum(item.tokens for item in work if item.tokens > 1)
-        decode = sum(1 for item in work if item.tokens == 1)
-        self.cache.rates.stepped(prefill, decode, now_s - began_s)
+        ended = drawn or not self._memory.runs_behind
+        self._pace.stepped(work, began_s, now_s, ended=ended)
         self.steps += 1
         if self.timeline is not None:
+            decode, prefill = decode_tokens(work), prefill_tokens(work)
             self.timeline.step(step, began_s, now_s, decode_tokens=decode, prefill_tokens=prefill)
             self.timeline.windows(self.mover.windows())
 

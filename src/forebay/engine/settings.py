@@ -40,9 +40,14 @@ class EngineSettings:
         settle(self, ENGINE_BOUNDS)
         policy_of(self.mode)
 
-    def cache_settings(self, geometry: Geometry, memory_bytes: int | None) -> CacheSettings:
+    def cache_settings(
+        self,
+        geometry: Geometry,
+        memory_bytes: int | None,
+        device_bytes: int | None = None,
+    ) -> CacheSettings:
         """The cache's settings for a model of this geometry, in a memory of that size (None: not
-        known).
+        known), its device pool in `device_bytes` of a GPU or (None) in that memory too.
 
         Raises SettingsError for sizes that do not go with the model, the memory or each other.
         """
@@ -56,7 +61,7 @@ class EngineSettings:
             )
         host_slots = self._host_slots(block_bytes)
         if memory_bytes is not None:
-            self._check_memory(geometry, host_slots, memory_bytes)
+            self._check_memory(geometry, host_slots, memory_bytes, device_bytes)
         window = self.window_bytes
         if window is None:
             window = min(8 * MIB, max(MIB // 4, 2 * block_bytes))
@@ -72,7 +77,7 @@ class EngineSettings:
             window_bytes=window,
             min_load_tokens=self.min_load_tokens,
             prefetch_share=self.prefetch_share,
-            waits_on_host=True,
+            waits_on_host=device_bytes is None,
         )
 
     def _host_slots(self, block_bytes: int) -> int:
@@ -85,16 +90,24 @@ class EngineSettings:
             )
         return self.host_bytes // block_bytes
 
-    def _check_memory(self, geometry: Geometry, host_slots: int, memory_bytes: int) -> None:
-        """Both pools lie in this machine's memory, beside the model's weights."""
+    def _check_memory(
+        self, geometry: Geometry, host_slots: int, memory_bytes: int, gpu_bytes: int | None
+    ) -> None:
+        """Both pools lie in this machine's memory, beside the weights, or one in a GPU's."""
         host_bytes = host_slots * geometry.block_bytes
         device_bytes = self.device_tokens * geometry.token_bytes
+        if gpu_bytes is not None and device_bytes > gpu_bytes:
+            raise SettingsError(
+                f"device_tokens {self.device_tokens} take {show_size(device_bytes)}, and the GPU "
+                f"has {show_size(gpu_bytes)} left beside the model; "
+                f"{int(0.9 * gpu_bytes) // geometry.token_bytes} tokens would leave it a tenth"
+            )
         if host_bytes >= memory_bytes:
             raise SettingsError(
                 f"host_bytes {self.host_bytes} is more than the {show_size(memory_bytes)} of "
                 f"memory that there are; use a smaller pool, like {show_size(memory_bytes // 2)}"
             )
-        if device_bytes + host_bytes > memory_bytes:
+        if gpu_bytes is None and device_bytes + host_bytes > memory_bytes:
             fits = (memory_bytes - host_bytes) // geometry.token_bytes
             raise SettingsError(
                 f"device_tokens {self.device_tokens} take {show_size(device_bytes)}, more than the "

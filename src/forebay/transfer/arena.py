@@ -80,6 +80,16 @@ class HostArena:
         return len(self.bytes)
 
     @property
+    def ready_bytes(self) -> int:
+        """How much of it can be used by now: all, unlike with pinned memory."""
+        return self.size_bytes
+
+    @property
+    def seam_bytes(self) -> int:
+        """0: a copy may cross it anywhere, unlike pinned memory."""
+        return 0
+
+    @property
     def fd(self) -> int:
         """The descriptor of shared memory. Raises `ProtocolError` when it is not shared."""
         if self._fd < 0:

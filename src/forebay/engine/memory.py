@@ -1,0 +1,91 @@
+"""Where an engine's KV lies: a device pool, host memory under it, and a mover between them."""
+
+from __future__ import annotations
+
+import torch
+
+from forebay.config import CacheSettings
+from forebay.engine.models import LoadedModel
+from forebay.engine.pool import KVPool
+from forebay.engine.settings import EngineSettings
+from forebay.errors import SettingsError
+from forebay.geometry import Geometry
+from forebay.transfer.arena import HostArena
+from forebay.transfer.native import NativeMover
+from forebay.transfer.pinned import PinnedArena
+from forebay.transfer.pool import Pool
+
+
+def device_free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on a GPU; None for the CPU, whose memory is the machine's."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+class EngineMemory:
+    """The pools of one engine on the device of its model, and their mover.
+
+    On a CUDA device the host pool is pinned in the background; :meth:`host_ready` says how far.
+    Raises SettingsError for what cannot be had. Close it when no step is under way.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        geometry: Geometry,
+        sizes: CacheSettings,
+        settings: EngineSettings,
+    ) -> None:
+        self.device = torch.device(loaded.model.device)
+        self._block_bytes = geometry.block_bytes
+        self._host_slots = max(1, sizes.host_slots)
+        if self.device.type not in ("cpu", "cuda"):
+            raise SettingsError(
+                f"the model lies on {self.device}, which is not supported: load it on cpu or cuda"
+            )
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and settings.link_bytes_per_s:
+            raise SettingsError(
+                "link_bytes_per_s slows copies of the CPU only: leave it at 0 on a GPU"
+            )
+        self.pool = KVPool(geometry, sizes.device_slots, dtype=loaded.kv_dtype, device=self.device)
+        host_bytes = self._host_slots * self._block_bytes
+        index = self.device.index or 0
+        self._arena = (
+            PinnedArena(host_bytes, self._block_bytes, device_index=index)
+            if on_gpu
+            else HostArena(host_bytes)
+        )
+        self.mover = NativeMover(
+            Pool.of([self.pool.blocks]),
+            Pool.of(
+                [self._arena.blocks(self._host_slots, self._block_bytes)],
+                seam_bytes=self._arena.seam_bytes,
+            ),
+            backend=self.device.type,
+            window_bytes=sizes.window_bytes,
+            link_bytes_per_s=settings.link_bytes_per_s,
+            window_timeout_s=settings.wait_timeout_s,
+            device_index=index,
+        )
+
+    @property
+    def stream(self) -> int:
+        """The stream that steps are launched on, as a driver's handle; 0 is this thread."""
+        if self.device.type == "cpu":
+            return 0
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+    @property
+    def runs_behind(self) -> bool:
+        """Whether a launch returns before the step has run."""
+        return self.device.type == "cuda"
+
+    def host_ready(self) -> int:
+        """Host slots, from the first, that can be used by now."""
+        return min(self._host_slots, self._arena.ready_bytes // self._block_bytes)
+
+    def close(self) -> None:
+        """Wait for the device and give the host memory back. The mover is closed before."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._arena.close()
