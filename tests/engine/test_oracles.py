@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from oracle import (
     BLOCK_TOKENS,
+    HOST_MODES,
     Conversations,
     Rig,
     compare_with_recompute,
     greedy,
+    judge,
     plain_logits,
     replay_difference,
     tiny_settings,
@@ -28,7 +30,6 @@ from forebay.transfer.messages import Completion, Direction, Report, Transfer
 WRITE_THROUGH, ON_EVICT = SaveMode.WRITE_THROUGH, SaveMode.ON_EVICT
 # Far above what they need: a busy machine is slow.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
-HOST_MODES = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD]
 
 
 def crowded(mode: Mode, save: SaveMode) -> EngineSettings:
@@ -40,28 +41,6 @@ def roomy(save: SaveMode) -> EngineSettings:
     """One runs, and there is room to bring the next one's blocks: look-ahead has work."""
     batch = BatchSettings(step_tokens=24, max_running=1)
     return tiny_settings(save_mode=save, device_tokens=24 * BLOCK_TOKENS, batch=batch)
-
-
-def judge(loaded: LoadedModel, rig: Rig, talk: Conversations) -> None:
-    """Play, let the oracles look, and see that there was something to look at."""
-    answered = talk.play()
-    rig.settle()
-    assert replay_difference(loaded, rig.recorder, BLOCK_TOKENS) is None
-    agreement = compare_with_recompute(loaded, answered)
-    assert agreement.tokens == len(answered) * talk.answer_tokens > 0
-    assert agreement.near_ties <= agreement.tokens // 100
-    engine, stats = rig.engine, rig.cache.stats()
-    assert engine._verifier.compared > 50
-    assert stats.evicted_blocks > 10
-    assert sum(stats.misses.values()) == stats.sources["recomputed"]
-    assert stats.sources["device"] > 0, "no prefix was shared"
-    assert stats.quarantined_blocks == 0
-    if engine.settings.mode in HOST_MODES:
-        assert stats.saved_bytes > 0
-        assert stats.loaded_bytes > 0
-        assert stats.sources["host"] > 0
-    else:
-        assert stats.loaded_bytes == stats.saved_bytes == 0
 
 
 def mixed_steps(rig: Rig) -> int:

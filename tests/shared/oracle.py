@@ -34,6 +34,7 @@ TINY_BLOCK_BYTES = 6144
 """Of 8 tokens of the tiny Llama."""
 NEAR_TIE = 1e-3
 VOCAB = 320
+HOST_MODES = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD]
 
 
 def tiny_settings(**overrides: Any) -> EngineSettings:
@@ -206,7 +207,12 @@ def replay_difference(loaded: LoadedModel, recorder: Recorder, block_tokens: int
     first.
     """
     names = np.unique(np.concatenate([s for step in recorder.steps for s in step.serials]))
-    pool = KVPool(probe_geometry(loaded, block_tokens), len(names), dtype=loaded.kv_dtype)
+    pool = KVPool(
+        probe_geometry(loaded, block_tokens),
+        len(names),
+        dtype=loaded.kv_dtype,
+        device=loaded.model.device,
+    )
     pool.fill_poison()
     runner = Runner(loaded, pool)
     for number, (step, logits) in enumerate(zip(recorder.steps, recorder.logits, strict=True)):
@@ -265,7 +271,7 @@ def plain_logits(loaded: LoadedModel, tokens: np.ndarray) -> torch.Tensor:
     model.set_attn_implementation("sdpa")
     try:
         with torch.inference_mode():
-            ids = torch.from_numpy(np.array(tokens)).unsqueeze(0)
+            ids = torch.from_numpy(np.array(tokens)).unsqueeze(0).to(model.device)
             return model(input_ids=ids, use_cache=False).logits[0].float()
     finally:
         model.set_attn_implementation(PAGED)
@@ -384,3 +390,25 @@ class Returning:
 
     def steps_of(self, request: EngineRequest) -> int:
         return sum(request.id in step.request_ids for step in self.rig.recorder.steps)
+
+
+def judge(loaded: LoadedModel, rig: Rig, talk: Conversations) -> None:
+    """Play, let the oracles look, and see that there was something to look at."""
+    answered = talk.play()
+    rig.settle()
+    assert replay_difference(loaded, rig.recorder, BLOCK_TOKENS) is None
+    agreement = compare_with_recompute(loaded, answered)
+    assert agreement.tokens == len(answered) * talk.answer_tokens > 0
+    assert agreement.near_ties <= agreement.tokens // 100
+    engine, stats = rig.engine, rig.cache.stats()
+    assert engine._verifier.compared > 50
+    assert stats.evicted_blocks > 10
+    assert sum(stats.misses.values()) == stats.sources["recomputed"]
+    assert stats.sources["device"] > 0, "no prefix was shared"
+    assert stats.quarantined_blocks == 0
+    if engine.settings.mode in HOST_MODES:
+        assert stats.saved_bytes > 0
+        assert stats.loaded_bytes > 0
+        assert stats.sources["host"] > 0
+    else:
+        assert stats.loaded_bytes == stats.saved_bytes == 0
