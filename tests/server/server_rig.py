@@ -30,13 +30,13 @@ TEMPLATE = """{% if tools %}<|tools|>{{ tools | tojson }}
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
-def tiny_model(context_tokens: int = 2048) -> LoadedModel:
+def tiny_model(context_tokens: int = 2048, layers: int = 2) -> LoadedModel:
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
         vocab_size=259,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=context_tokens,
