@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import sys
@@ -130,10 +131,17 @@ def test_chat_by_lines(folder: Path):
     assert run(*chat, lines=lines).stdout.partition("\n")[2] == said
 
 
+def test_a_chat_keeps_nothing_out_of_collections_when_it_is_over(folder: Path):
+    chat = ("chat", "--model", folder, "--max-tokens", 2)
+    assert run(*chat, lines="hello\n").exit_code == 0
+    assert run(*chat, lines="word " * 300 + "\n").exit_code == 2
+    assert gc.get_freeze_count() == 0
+
+
 def test_a_message_that_does_not_fit_ends_a_piped_chat(folder: Path):
     done = run("chat", "--model", folder, lines="word " * 300 + "\n")
     assert done.exit_code == 2
-    assert "error: a prompt of" in done.stderr
+    assert done.stderr.startswith("error: a prompt of")
     assert "Traceback" not in done.output
 
 

@@ -175,3 +175,26 @@ def test_links_within_reach_are_followed(folder, tmp_path):
         (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
         file.rename(blobs / file.name)
     assert load_model(snapshot).vocab_size == 320
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"num_hidden_layers": "x"}, "num_hidden_layers.* expected int"),
+        ({"model_type": "no such type"}, "no such type"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_configuration_is_said(wrong, said, folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **wrong}))
+    with pytest.raises(ModelError, match=said) as told:
+        load_model(folder)
+    assert "tokenizer" not in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_damaged_tokenizer_is_named(folder):
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"its tokenizer is damaged .* copy the tokenizer's files"):
+        load_model(folder)

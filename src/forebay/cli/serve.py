@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from forebay.cli.garbage import keep_out_of_collections
+from forebay.cli.garbage import out_of_collections
 from forebay.cli.values import parse_mode
 from forebay.config import BatchSettings
 from forebay.engine.engine import Engine
@@ -60,7 +60,6 @@ def run_serve(
         batch=batch,
     )
     engine = Engine(load_model(model), engine_settings)
-    keep_out_of_collections()
     try:
         server = Server(engine, settings)
     except SettingsError:
@@ -72,7 +71,8 @@ def run_serve(
             "no API key is set and the network can reach this server: everybody may use it"
         )
     print(f"serving on {server.url}/v1, described at {server.url}/docs", flush=True)
-    server.run()
+    with out_of_collections():
+        server.run()
 
 
 def _read_keys(file: Path) -> list[ApiKey]:

@@ -12,12 +12,19 @@ import inspect
 import json
 import shutil
 import tempfile
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from forebay.engine.claims import check_claims
@@ -69,15 +76,16 @@ def load_model(
     try:
         check_folder(folder)
         check_claims(folder)
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = _read_tokenizer(folder)
         model = _read_model(folder, dtype)
     except ModelError:
         raise
     except Exception as error:
         # What a damaged or hostile folder makes of the libraries' readers is open-ended.
-        raise ModelError(f"{folder} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(
+            f"{folder} cannot be loaded: {_briefly(error)}; copy the model anew, or give another"
+        ) from error
     return adopt_model(model.to(device), tokenizer, name=str(name_or_path))  # pyright: ignore[reportArgumentType]
 
 
@@ -138,9 +146,21 @@ def _find(name: str | Path) -> Path:
     return folder
 
 
+def _read_tokenizer(folder: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(
+            f"{folder} cannot be loaded: its tokenizer is damaged or not supported "
+            f"({_briefly(error)}); copy the tokenizer's files anew"
+        ) from error
+
+
 def _read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     bar = transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # what it would say is checked below
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -152,6 +172,7 @@ def _read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         )
         model, report = loaded
     finally:
+        transformers_logging.set_verbosity(level)
         if bar:
             transformers_logging.enable_progress_bar()
     if report["missing_keys"] or report["mismatched_keys"]:
@@ -163,8 +184,8 @@ def _read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _briefly(error: Exception) -> str:
+    return textwrap.shorten(str(error), 300) or type(error).__name__
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from forebay.bounds import shown
 from forebay.errors import ModelError, RequestError
 
 MAX_LOGPROBS = 20
 """Most alternatives that may be asked for per token, as in OpenAI's API."""
 
 _GREEDY_BELOW = 1e-5
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +52,10 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_range("max_tokens", 1, math.inf)
+        self._check_range("max_tokens", 1, _MOST)
         self._check_range("temperature", 0.0, 100.0)
         self._check_range("top_p", 0.0, 1.0)
-        self._check_range("top_k", 0, math.inf)
+        self._check_range("top_k", 0, _MOST)
         self._check_range("min_p", 0.0, 1.0)
         if self.seed is not None:
             self._check_range("seed", 0, 2**64 - 1)
@@ -84,7 +86,8 @@ class SamplingParams:
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
             raise RequestError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
         if not low <= value <= high:
-            raise RequestError(f"{name} must be in {low}..{high}, not {value}")
+            range_ = f"{low} or more" if high == _MOST and not value > high else f"in {low}..{high}"
+            raise RequestError(f"{name} must be {range_}, not {shown(value)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class StopStrings:
 
 def encode(tokenizer: Any, text: str) -> NDArray[np.int64]:
     """The tokens of a plain prompt, int64, with what the tokenizer puts in front of every text."""
-    return np.asarray(tokenizer(text)["input_ids"], dtype=np.int64)
+    return np.asarray(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
 
 
 def chat_prompt(
