@@ -50,6 +50,7 @@ GOALS = {
     "arbiter_cores": Goal(at_most=1),
     "arbiter_cores_idle": Goal(at_most=0.01),
 }
+PARTS = ["rates", "foreign", "calls"]
 Slots = NDArray[np.int32]
 _HEAD_START_CYCLES = 400_000
 
@@ -283,22 +284,34 @@ def urgent(on: Bench, rounds: int, spin_s: float) -> Figure:
 
 
 def submits(on: Bench, rounds: int) -> Figure:
-    """A load of 2,048 tokens of a 70B model, 128 blocks of 5 MiB, on the calling thread."""
-    costs_us: list[float] = []
+    """A load of 2,048 tokens of a 70B model, 128 blocks of 5 MiB, on the calling thread.
+
+    The figure is taken with the arbiter asleep, so that it has to be woken; `busy_us` with it at
+    work on another load.
+    """
     with on.mover(5 * MIB, window_bytes=8 * MIB) as run:
-        for _ in range(20 * rounds):
-            sources, destinations = run.scattered(128 * 5 * MIB, upper=False)
-            steps = np.zeros(128, np.int64)
-            began_s = time.perf_counter()
-            transfer = Transfer(
-                next(run.ids), Direction.LOAD, TransferClass.PREFETCH, 0.0, sources, destinations,
-                steps,
-            )  # fmt: skip
-            run.mover.submit([transfer])
-            costs_us.append(1e6 * (time.perf_counter() - began_s))
-            run.mover.cancel([transfer.id])
-            run.wait([transfer.id])
-    return median_figure("submit_us_2048_tokens", costs_us, "us", {"blocks": 128})
+        asleep_us = [submit_us(run) for _ in range(20 * rounds)]
+        behind = run.submit(MOVED_BYTES, transfer_class=TransferClass.DEMAND)
+        busy_us = [submit_us(run) for _ in range(10)]
+        run.mover.cancel([behind])
+        run.wait([behind])
+    settings = {"blocks": 128, "busy_us": statistics.median(busy_us)}
+    return median_figure("submit_us_2048_tokens", asleep_us, "us", settings)
+
+
+def submit_us(run: Run) -> float:
+    """Submits one load and cancels it again; what the submit took."""
+    sources, destinations = run.scattered(128 * 5 * MIB, upper=False)
+    steps = np.zeros(128, np.int64)
+    began_s = time.perf_counter()
+    transfer = Transfer(
+        next(run.ids), Direction.LOAD, TransferClass.PREFETCH, 0.0, sources, destinations, steps
+    )
+    run.mover.submit([transfer])
+    spent_us = 1e6 * (time.perf_counter() - began_s)
+    run.mover.cancel([transfer.id])
+    run.wait([transfer.id])
+    return spent_us
 
 
 def cores(on: Bench, spin_s: float) -> list[Figure]:
@@ -325,11 +338,17 @@ def cores(on: Bench, spin_s: float) -> list[Figure]:
     ]
 
 
+def calls(on: Bench, rounds: int, spin_s: float) -> list[Figure]:
+    """What is urgent, what a submit costs, and what the threads use."""
+    return [urgent(on, 2 * rounds, spin_s), submits(on, rounds), *cores(on, spin_s)]
+
+
 def main() -> int:
     """Measures all figures; see `--help`."""
     extra = argparse.ArgumentParser(add_help=False)
     extra.add_argument("--rounds", type=int, default=9)
     extra.add_argument("--samples", type=int, default=2500, help="foreign copies a figure")
+    extra.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     extra.add_argument("--spin-us", type=float, default=1e6 * DEFAULT_SPIN_S)
     options = arguments(__doc__ or "", extra).parse_args()
     if not torch.cuda.is_available():
@@ -337,11 +356,13 @@ def main() -> int:
         return 1
     spin_s = 1e-6 * options.spin_us
     on = Bench()
-    figures = rates(on, options.rounds, spin_s)
-    figures += foreign(on, options.samples, spin_s)
-    figures.append(urgent(on, 2 * options.rounds, spin_s))
-    figures.append(submits(on, options.rounds))
-    figures += cores(on, spin_s)
+    figures: list[Figure] = []
+    if "rates" in options.parts:
+        figures += rates(on, options.rounds, spin_s)
+    if "foreign" in options.parts:
+        figures += foreign(on, options.samples, spin_s)
+    if "calls" in options.parts:
+        figures += calls(on, options.rounds, spin_s)
     on.arena.close()
     return finish(figures, GOALS, options)
 
