@@ -145,11 +145,11 @@ class Run:
     def wait(self, ids: Sequence[int]) -> float:
         """Block until all ended; when the last did."""
         while not all(each in self.ended for each in ids):
+            self.mover.wait_news(1.0)
             for done in self.mover.poll().completions:
                 if done.error:
                     raise SystemExit(done.error)
                 self.ended[done.id] = done.finished_s
-            self.mover.wait_news(1.0)
         return max(self.ended[each] for each in ids)
 
     def gbs(self, *directions: Direction) -> float:
