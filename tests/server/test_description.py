@@ -18,6 +18,7 @@ def test_the_description_resolves_and_names_every_endpoint(served):
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/forebay/mode",
+        "/v1/forebay/trace",
         "/v1/models",
         "/v1/models/{model}",
     } == set(described["paths"])

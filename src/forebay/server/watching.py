@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from importlib.resources import files
 from itertools import islice
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -43,6 +44,10 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
+_ERROR: dict[str, Any] = {
+    "description": "An error.",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
+}
 _STILL_HERE = b": still here\n\n"
 _TRACE_S = 60.0
 _EVENTS_AT_ONCE = 512
@@ -74,7 +79,8 @@ def watching_routes(front: Front, model_name: str, keep_alive_s: float) -> APIRo
             200: {
                 "description": "A Chrome trace, which opens in Perfetto.",
                 "content": {"application/json": {"schema": {"type": "object"}}},
-            }
+            },
+            **dict.fromkeys((401, 403, 429, 503), _ERROR),
         },
     )
     async def trace() -> Response:
