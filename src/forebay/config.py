@@ -49,6 +49,9 @@ class CacheSettings:
     saves_in_flight_s: float = 0.25
     # An asynchronous load costs about a step before it pays; shorter prefixes are recomputed.
     min_load_tokens: int = 64
+    # Paths shorter than this are not saved; 0 saves all. What is used once, as short requests often
+    # are, costs a copy and a host slot, and brings nothing.
+    min_save_tokens: int = 0
     # A request waits for another's prefill of the same prefix above this many shared tokens.
     min_shared_tokens: int = 100
     # Only a load whose victims are wanted too is delayed until this many of its own load times
@@ -121,6 +124,7 @@ CACHE_BOUNDS: dict[str, Bound] = {
     "in_flight_s": SECONDS,
     "saves_in_flight_s": SECONDS,
     "min_load_tokens": Whole(0),
+    "min_save_tokens": Whole(0, note="0 saves all"),
     "min_shared_tokens": Whole(0),
     "lead_loads": Real(0.0, 1e9),
     "waits_on_host": Made(bool),

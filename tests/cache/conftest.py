@@ -11,13 +11,13 @@ from forebay import Cache, CacheSettings, HostArena, Mode, NativeMover, Pool
 
 @pytest.fixture
 def make_cache():
-    """`make_cache(mode, host_slots)`: a cache over eight device blocks."""
+    """`make_cache(mode, host_slots, ...)`: a cache over eight device blocks."""
     opened: list[Cache] = []
 
-    def make(mode=Mode.ASYNCHRONOUS, host_slots=64):
+    def make(mode=Mode.ASYNCHRONOUS, host_slots=64, **settings):
         memory = np.zeros((8, BYTES), np.uint8)
         host = HostArena(max(1, host_slots) * BYTES).blocks(max(1, host_slots), BYTES)
-        settings = CacheSettings(
+        sizes = CacheSettings(
             block_tokens=TOKENS,
             block_bytes=BYTES,
             device_slots=8,
@@ -25,9 +25,10 @@ def make_cache():
             window_bytes=BYTES,
             mode=mode,
             min_load_tokens=0,
+            **settings,
         )
         mover = NativeMover(Pool.of([memory]), Pool.of([host]), window_bytes=BYTES)
-        cache = Cache(settings, mover, key_bytes=4 * TOKENS)
+        cache = Cache(sizes, mover, key_bytes=4 * TOKENS)
         opened.append(cache)
         return cache
 

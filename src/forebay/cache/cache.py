@@ -275,9 +275,9 @@ class Cache:
             ticket.orphaned = True
             return
         ticket.published, ticket.parent = whole, int(canonical[-1])
-        self._saves.computed(mine[canonical == mine])
         for position in np.flatnonzero(canonical != mine).tolist():
             self._share(ticket, first + position, int(canonical[position]))
+        self._saves.computed(mine[canonical == mine], ticket.blocks[:whole])
         self._line.published(namespace, parent)
         self._line.computes(ticket)
 

@@ -63,8 +63,18 @@ class Saves:
         """Whether computed blocks still wait to be saved."""
         return self._enabled and bool(self._pending)
 
-    def computed(self, blocks: Ids) -> None:
-        """`blocks` (ancestors first) were published: save them when the link has time."""
+    def computed(self, blocks: Ids, path: Ids) -> None:
+        """`blocks`, of the last ones of `path` (root first), were published: save them when the
+        link has time, or all of the path once it is long enough to be saved.
+        """
+        settings = self._settings
+        if settings.min_save_tokens:
+            if len(path) * settings.block_tokens < settings.min_save_tokens:
+                self._store.withhold(blocks)
+                return
+            if self._store.withheld(path).any():
+                self._store.offer(path)
+                blocks = path
         if self._enabled and self._through and len(blocks):
             self._pending.append((blocks.copy(), self._store.serials(blocks)))
 

@@ -147,6 +147,9 @@ def serve(
     min_load_tokens: Annotated[
         int, typer.Option(help="Shorter prefixes are computed and not loaded.")
     ] = _ENGINE.min_load_tokens,
+    min_save_tokens: Annotated[
+        int, typer.Option(help="Shorter prompts with their answers are not offloaded.")
+    ] = _ENGINE.min_save_tokens,
     max_running: Annotated[
         int, typer.Option(help="Answers in a step.")
     ] = _ENGINE.batch.max_running,
@@ -177,6 +180,7 @@ def serve(
             device_tokens=device_tokens,
             host_bytes=host_bytes,
             min_load_tokens=min_load_tokens,
+            min_save_tokens=min_save_tokens,
             max_running=max_running,
             max_waiting=max_waiting,
             step_tokens=step_tokens,

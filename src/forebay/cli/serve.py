@@ -30,6 +30,7 @@ def run_serve(
     device_tokens: int,
     host_bytes: str,
     min_load_tokens: int,
+    min_save_tokens: int,
     max_running: int,
     max_waiting: int,
     step_tokens: int,
@@ -57,6 +58,7 @@ def run_serve(
         host_bytes=parse_size(host_bytes),
         mode=parse_mode(mode),
         min_load_tokens=min_load_tokens,
+        min_save_tokens=min_save_tokens,
         batch=batch,
     )
     engine = Engine(load_model(model), engine_settings)

@@ -69,6 +69,7 @@ class Store:
     """Grows when a block that a waiting request wants loses or gains its device slot."""
     _load_of: NDArray[np.int64] = field(init=False)
     _published: NDArray[np.bool_] = field(init=False)
+    _withheld: NDArray[np.bool_] = field(init=False)
     _serial: NDArray[np.int64] = field(init=False)
     _next_serial: int = 1
     _free_ids: Ids = field(init=False)
@@ -82,6 +83,7 @@ class Store:
         self.host = HostPool(self.host_slots, most)
         self._load_of = np.zeros(most, np.int64)
         self._published = np.zeros(most, np.bool_)
+        self._withheld = np.zeros(most, np.bool_)
         self._serial = np.zeros(most, np.int64)
         self._free_ids = np.arange(most - 1, -1, -1, dtype=np.int32)
         self._free_id_count = most
@@ -126,10 +128,22 @@ class Store:
         return self._serial[blocks]
 
     def dirty(self, blocks: Ids) -> NDArray[np.bool_]:
-        """Whether each block is published, on the device alone, and no copy of it is under way."""
-        on_device = self.resident(blocks)
-        state = self.device.state(blocks)
-        return on_device & (state == SlotState.DIRTY) & self._published[blocks]
+        """Whether each block is published, on the device alone, to be saved, and not under way."""
+        dirty = self.device.state(blocks) == SlotState.DIRTY
+        wanted = self._published[blocks] & ~self._withheld[blocks]
+        return self.resident(blocks) & dirty & wanted
+
+    def withheld(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether each block is kept from being saved."""
+        return self._withheld[blocks]
+
+    def withhold(self, blocks: Ids) -> None:
+        """Do not save `blocks`, until they are offered."""
+        self._withheld.put(blocks, True)
+
+    def offer(self, blocks: Ids) -> None:
+        """`blocks` may be saved."""
+        self._withheld.put(blocks, False)
 
     # -- leases --------------------------------------------------------------------------------
 
@@ -378,6 +392,7 @@ class Store:
         blocks = self._free_ids[self._free_id_count : self._free_id_count + count].copy()
         self._serial.put(blocks, np.arange(self._next_serial, self._next_serial + count))
         self._next_serial += count
+        self._withheld.put(blocks, False)
         return blocks
 
     def _give_ids(self, blocks: Ids) -> None:

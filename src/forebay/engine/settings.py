@@ -30,6 +30,7 @@ class EngineSettings:
     link_bytes_per_s: float = 0.0
     batch: BatchSettings = field(default_factory=BatchSettings)
     min_load_tokens: int = 64
+    min_save_tokens: int = 0
     prefetch_share: float = 0.5
     # Compare a checksum of every block read from the cache with that taken when it was written.
     check_blocks: bool = False
@@ -76,6 +77,7 @@ class EngineSettings:
             save_mode=self.save_mode,
             window_bytes=window,
             min_load_tokens=self.min_load_tokens,
+            min_save_tokens=self.min_save_tokens,
             prefetch_share=self.prefetch_share,
             waits_on_host=device_bytes is None,
         )
@@ -134,6 +136,7 @@ ENGINE_BOUNDS: dict[str, Bound] = {
     "link_bytes_per_s": Real(0.0, RATE.most, note="0 means no limit"),
     "batch": Made(BatchSettings),
     "min_load_tokens": Whole(0),
+    "min_save_tokens": Whole(0, note="0 saves all"),
     "prefetch_share": SHARE,
     "check_blocks": Made(bool),
     "wait_timeout_s": SECONDS,
