@@ -159,12 +159,9 @@ class EngineThread:
                 self._commands.get(timeout=wait_s)()
             except queue.Empty:
                 return
-        while not self._stopping:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            command()
+        # Nobody else takes from it, so what is there stays.
+        while not self._stopping and not self._commands.empty():
+            self._commands.get_nowait()()
 
     def _submit(self, jobs: list[Job]) -> None:
         exchange = jobs[0].exchange
