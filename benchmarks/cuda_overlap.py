@@ -1,8 +1,8 @@
 """What copies cost a decode step and a step's launches, and what a load ahead of time hides.
 
 The step is the engine's own: a model of the shape of Llama 3 8B with random weights in bf16, eight
-requests of 2,048 tokens, run eagerly. Times of steps and waits are the device's, by events. Needs a
-CUDA device with 48 GiB.
+requests of 2,048 tokens; its work on the device is replayed as a graph, so that it does not wait
+for the host. Times of steps and waits are the device's, by events. Needs a CUDA device with 48 GiB.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -36,6 +36,7 @@ MIB, GIB = 1 << 20, 1 << 30
 BLOCK_BYTES, COPY_BYTES = 5 * MIB, 2 * GIB
 TEXTBOOK_BLOCKS = 128  # 2,048 tokens of Llama 3 70B in 16 bit: 671 MB
 LEADS_MS = (0, 3, 6, 12, 25)
+PARTS = ["pin", "serve", "decode", "textbook"]
 REQUESTS, CONTEXT = 8, 2048
 GOALS = {
     "decode_inflation_load": Goal(at_most=1.08),
@@ -76,13 +77,28 @@ class Decode:
         slots = np.arange(REQUESTS * blocks, dtype=np.int32).reshape(REQUESTS, blocks)
         self.chunks = [Chunk(np.array([5]), CONTEXT - 1, row) for row in slots]
         for _ in range(3):
-            self.step()
+            self.runner.forward(self.chunks)
 
-    def step(self) -> float:
-        """Milliseconds of one step, by the device."""
+        self.graph = self._captured()
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        """The step's work on the device, without what the host does before it."""
+        packed = self.runner._pack(self.chunks)  # pyright: ignore[reportPrivateUsage]
+        packed = replace(packed, tokens=packed.tokens.cuda(), positions=packed.positions.cuda())
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self.runner._run(packed, packed.last_rows)  # pyright: ignore[reportPrivateUsage]
+        return graph
+
+    def replay(self) -> float:
+        """Milliseconds of the same work as one graph: nothing of the host's is in between."""
+        return self._timed(self.graph.replay)
+
+    def _timed(self, work: Callable[[], object]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        self.runner.forward(self.chunks)
+        work()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end)
@@ -100,12 +116,12 @@ class Copies:
             Pool.of([self.device]),
             Pool.of([self.arena.blocks(self.slots, BLOCK_BYTES)], seam_bytes=self.arena.seam_bytes),
             backend="cuda",
+            window_records=1 << 18,
         )
         self.ids = count(1)
         self.rng = np.random.default_rng(3)
         self.issued: set[int] = set()
         self.ended: dict[int, float] = {}
-        self.moved_bytes = 0
 
     def submit(self, blocks: int, direction: Direction = Direction.LOAD) -> int:
         half = self.slots // 2
@@ -125,7 +141,6 @@ class Copies:
         self.issued.update(report.issued)
         for each in report.completions:
             self.ended[each.id] = each.finished_s
-            self.moved_bytes += each.bytes
 
     def until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -134,27 +149,23 @@ class Copies:
 
     @contextmanager
     def running(self, *directions: Direction) -> Iterator[None]:
-        """Meanwhile the link is busy in these directions."""
-        stop = threading.Event()
-
-        def feed() -> None:
-            blocks = COPY_BYTES // BLOCK_BYTES
-            live = [self.submit(blocks, direction) for direction in directions]
-            while not stop.is_set():
-                live += [self.submit(blocks, direction) for direction in directions]
-                oldest = live[: -len(directions)]
-                self.until(lambda oldest=oldest: all(each in self.ended for each in oldest))
-            self.mover.cancel(live)
-            self.until(lambda: all(each in self.ended for each in live))
-
-        thread = threading.Thread(target=feed)
-        thread.start()
+        """Meanwhile the link is busy in these directions, for up to two seconds."""
+        blocks = COPY_BYTES // BLOCK_BYTES
+        ids = [self.submit(blocks, direction) for _ in range(50) for direction in directions]
         time.sleep(0.05)
         try:
             yield
         finally:
-            stop.set()
-            thread.join()
+            self.poll()
+            busy = not all(each in self.ended for each in ids)
+            self.mover.cancel(ids)
+            self.until(lambda: all(each in self.ended for each in ids))
+        if not busy:
+            raise SystemExit("the link ran out of work while it was measured")
+
+    def window_bytes(self) -> int:
+        """Bytes of windows that have ended since it was asked last."""
+        return int(self.mover.windows()["bytes"].sum())
 
     def close(self) -> None:
         self.mover.close(10.0)
@@ -172,18 +183,24 @@ def inflation(decode: Decode, copies: Copies, rounds: int) -> list[Figure]:
         ratios: list[float] = []
         rates: list[float] = []
         alone_ms: list[float] = []
+        with copies.running(*directions):
+            copies.window_bytes()
+            began_s = time.monotonic()
+            time.sleep(0.5)
+            bare = copies.window_bytes() / (time.monotonic() - began_s) / 1e9
         for _ in range(rounds):
-            alone_ms += [decode.step() for _ in range(10)]
+            alone_ms += [decode.replay() for _ in range(30)]
             with copies.running(*directions):
-                before, began_s = copies.moved_bytes, time.monotonic()
-                beside = [decode.step() for _ in range(30)]
-                moved_s = time.monotonic() - began_s
-                rates.append((copies.moved_bytes - before) / moved_s / 1e9)
-            ratios.append(statistics.median(beside) / statistics.median(alone_ms[-10:]))
+                copies.window_bytes()
+                began_s = time.monotonic()
+                beside = [decode.replay() for _ in range(30)]
+                rates.append(copies.window_bytes() / (time.monotonic() - began_s) / 1e9)
+            ratios.append(statistics.median(beside) / statistics.median(alone_ms[-30:]))
         settings = {
             "step_alone_ms": statistics.median(alone_ms),
             "link_gb_per_s": statistics.median(rates),
-            "graphed": False,
+            "link_gb_per_s_without_decode": bare,
+            "graphed": True,
         }
         figures.append(median_figure(id_, ratios, "ratio", settings))
     return figures
@@ -212,12 +229,13 @@ def launch_delay(copies: Copies, launches: int = 3000) -> Figure:
 def textbook(decode: Decode, copies: Copies, rounds: int) -> list[Figure]:
     """A load of 671 MB started some time before it is needed, while others decode."""
     size = TEXTBOOK_BLOCKS * BLOCK_BYTES
-    alone_ms = [decode.step() for _ in range(60)]
+    alone_ms = [decode.replay() for _ in range(60)]
     with copies.running(Direction.LOAD):
-        before, began_s = copies.moved_bytes, time.monotonic()
-        for _ in range(40):
-            decode.step()
-        rate = (copies.moved_bytes - before) / (time.monotonic() - began_s)
+        copies.window_bytes()
+        began_s = time.monotonic()
+        for _ in range(20):
+            decode.replay()
+        rate = copies.window_bytes() / (time.monotonic() - began_s)
     beside_ms: list[float] = []
     figures: list[Figure] = []
     for lead in LEADS_MS:
@@ -226,7 +244,7 @@ def textbook(decode: Decode, copies: Copies, rounds: int) -> list[Figure]:
         for _ in range(rounds):
             load, began_s = copies.submit(TEXTBOOK_BLOCKS), time.monotonic()
             while time.monotonic() - began_s < 1e-3 * lead:
-                beside_ms.append(decode.step())
+                beside_ms.append(decode.replay())
             led_ms = 1e3 * (time.monotonic() - began_s)
             copies.poll()
             copies.until(lambda load=load: load in copies.issued)
@@ -280,21 +298,25 @@ def main() -> int:
     """Measures all figures; see `--help`."""
     extra = argparse.ArgumentParser(add_help=False)
     extra.add_argument("--rounds", type=int, default=7)
+    extra.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     extra.add_argument("--pin-gib", type=int, default=16)
     extra.add_argument("--host-gib", type=int, default=64)
     options = arguments(__doc__ or "", extra).parse_args()
     if not torch.cuda.is_available():
         print("there is no CUDA device here: nothing was measured", file=sys.stderr)
         return 1
-    # First of all, so that its memory is fresh to the machine.
-    figures = [pin_rate(options.pin_gib)]
+    figures: list[Figure] = []
+    if "pin" in options.parts:  # first of all, so that its memory is fresh to the machine
+        figures.append(pin_rate(options.pin_gib))
     loaded = llama_8b()
-    figures.append(serve_while_pinning(loaded, options.host_gib))
-    torch.cuda.empty_cache()
+    if "serve" in options.parts:
+        figures.append(serve_while_pinning(loaded, options.host_gib))
+        torch.cuda.empty_cache()
     decode, copies = Decode(loaded), Copies()
-    figures += inflation(decode, copies, options.rounds)
-    figures.append(launch_delay(copies))
-    figures += textbook(decode, copies, options.rounds)
+    if "decode" in options.parts:
+        figures += [*inflation(decode, copies, options.rounds), launch_delay(copies)]
+    if "textbook" in options.parts:
+        figures += textbook(decode, copies, options.rounds)
     copies.close()
     return finish(figures, GOALS, options)
 
