@@ -202,6 +202,7 @@ def contrast(one, other):
 
 
 def test_everything_to_use_has_a_name(page):
+    wait(lambda: shown(page, "#requests tbody tr"))
     unnamed = page.execute_script(
         "return [...document.querySelectorAll('button,select,input,canvas,svg,[role=img]')]"
         ".filter(e => e.offsetParent || e.tagName === 'svg')"
