@@ -67,3 +67,18 @@ def joined(chunks: bytes) -> bytes:
         parts.append(chunks[: int(size, 16)])
         chunks = chunks[int(size, 16) + 2 :]
     return b"".join(parts)
+
+
+def exchange_all(port: int, data: bytes) -> list[bytes]:
+    """Send `data`; the bodies of all answers, which say their lengths, until the server closes."""
+    with connect(port) as raw:
+        raw.sendall(data)
+        rest = read_all(raw)
+    bodies = []
+    while rest:
+        _, headers, _ = parse(rest)
+        rest = rest.partition(b"\r\n\r\n")[2]
+        length = int(headers["content-length"])
+        bodies.append(rest[:length])
+        rest = rest[length:]
+    return bodies
