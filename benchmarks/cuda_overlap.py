@@ -89,6 +89,7 @@ class Decode:
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             self.runner._run(packed, packed.last_rows)  # pyright: ignore[reportPrivateUsage]
+        self._read = packed  # its tensors are read by every replay
         return graph
 
     def replay(self) -> float:

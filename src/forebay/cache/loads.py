@@ -284,7 +284,9 @@ class Loads:
             entry = self._line.get(request)
             if entry is not None:
                 self._landed(entry, completion.id, missing, failed=failed)
-        if failed and len(missing):
+        if failed and completion.blocks_touched > completion.blocks_done:
+            # A copy was begun and went wrong: its source may be at fault. What was never handed
+            # to the link is as good as before.
             self._store.unpublish(int(missing[0]))
         return flight
 
