@@ -22,7 +22,7 @@ from forebay.engine.models import SMOLLM2, LoadedModel, adopt_model, load_model 
 import torch
 import transformers
 
-from forebay.cli.garbage import keep_out_of_collections
+from forebay.cli.garbage import out_of_collections
 from forebay.config import BatchSettings
 from forebay.engine.engine import Engine
 from forebay.engine.models import smollm2_folder
@@ -138,13 +138,11 @@ def main() -> None:
     engine = Engine(loaded, settings)
     direct = Engine(loaded, settings) if options.direct else None
     steps = StepClock(engine)
-    keep_out_of_collections()
     server = Server(engine, ServerSettings(port=0, drain_s=5))
     print(server.socket.getsockname()[1], flush=True)
     threading.Thread(target=obey, args=(server, steps, direct), daemon=True).start()
-    server.run()
-    # What collections do not walk any more would only be found unfreed at the end.
-    del engine.step
+    with out_of_collections():
+        server.run()
 
 
 if __name__ == "__main__":
