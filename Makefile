@@ -3,14 +3,17 @@
 #   make demo     the demonstration
 #   make setup    the environment and the extension, no more
 #   make native   the extension, built in place
+#   make loadgen  aiperf in an environment of its own (1.2 GB), for the test that runs it
 #   make pytest   the tests alone, or some: ARGS="tests/core -x"
 #   make format   ruff's layout and fixes
 #   make clean    what was built; the environment stays
-#   Settings: PYTHON (interpreter for the environment), VENV (its folder), JOBS (compilers at
-#   once), WORKERS (processes for test), ARGS (more arguments for demo, pytest and test)
+#   Settings: PYTHON (interpreter for the environment), VENV (its folder), LOADGEN (that of
+#   aiperf), JOBS (compilers at once), WORKERS (processes for test), ARGS (more arguments for demo,
+#   pytest and test)
 
 PYTHON ?= python3
 VENV ?= .venv
+LOADGEN ?= .venv-loadgen
 JOBS ?= 2
 WORKERS ?= 2
 ARGS ?=
@@ -27,13 +30,14 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 export OMP_WAIT_POLICY := PASSIVE
 export OMP_NUM_THREADS ?= 2
 export HF_HUB_OFFLINE := 1
+export LOADGEN
 export TOKENIZERS_PARALLELISM := false
 
 MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup native test lint types contracts pytest demo format clean
+.PHONY: help setup native loadgen test lint types contracts pytest demo format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -73,6 +77,14 @@ native: $(NATIVE_BUILD)/stamp
 ifeq ($(wildcard src/forebay/_native*.so),)
 .PHONY: $(NATIVE_BUILD)/stamp
 endif
+
+loadgen: $(LOADGEN)/stamp
+
+$(LOADGEN)/stamp: constraints-loadgen.txt $(STAMPS)/environment
+	$(PYTHON) -m venv $(LOADGEN)
+	$(LOADGEN)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--requirement constraints-loadgen.txt
+	@touch $@
 
 lint: setup
 	$(BIN)/ruff check .
