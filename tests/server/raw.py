@@ -13,7 +13,7 @@ def connect(port: int) -> socket.socket:
 
 def request_bytes(path: str, body: bytes, *, method: str = "POST", headers: str = "") -> bytes:
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n{headers}\r\n"
     )
     return head.encode() + body

@@ -117,6 +117,22 @@ def test_metrics_are_for_operators_and_name_no_tenant(guarded):
     assert not any("red" in label or "blue" in label for labels in samples for label in labels)
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example:8000", 403),
+        ("[::1", 403),
+    ],
+)
+def test_a_page_from_elsewhere_is_no_operator(served, host, status):
+    request = f"GET /metrics HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+    assert raw.exchange(served.port, request.encode())[0] == status
+
+
 def test_the_mode_is_for_operators_and_switches_the_cache_off_and_on(serve):
     served = serve(ServerSettings(port=0, operator_key="boss"))
 

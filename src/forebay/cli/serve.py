@@ -72,7 +72,10 @@ def run_serve(
         logging.getLogger("forebay.server").warning(
             "no API key is set and the network can reach this server: everybody may use it"
         )
-    print(f"serving on {server.url}/v1, described at {server.url}/docs", flush=True)
+    print(
+        f"serving on {server.url}/v1, described at {server.url}/docs, watched at {server.url}/",
+        flush=True,
+    )
     with out_of_collections():
         server.run()
 

@@ -10,9 +10,10 @@ import hashlib
 import hmac
 import json
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from forebay.server.errors import ApiError
-from forebay.server.settings import ServerSettings
+from forebay.server.settings import ServerSettings, is_loopback
 
 _Headers = list[tuple[bytes, bytes]]
 
@@ -70,8 +71,16 @@ class Access:
         return found
 
     def require_operator(self, headers: _Headers) -> None:
-        """Raises ApiError 401, or 403 where no operator key was set and the net can reach us."""
+        """Raises ApiError 401, or 403 where no operator key was set and the net can reach us.
+
+        Without a key, only by a name of this machine itself: a page from elsewhere, whose own name
+        was made to lead here, would otherwise be let in by the browser.
+        """
         if self._open_to_operators:
+            if not _names_loopback(headers):
+                raise ApiError(
+                    403, "without an operator key this is open to localhost and 127.0.0.1 only"
+                )
             return
         if self._operator is None:
             raise ApiError(
@@ -79,7 +88,6 @@ class Access:
             )
         if not hmac.compare_digest(self._operator, _digest(_bearer(headers))):
             raise _unauthorised()
-
 
     def viewer(self, headers: _Headers) -> Viewer:
         """Who may watch. A key without a salt has nothing of its own. Raises ApiError 401, 403."""
@@ -109,6 +117,15 @@ def _bearer(headers: _Headers) -> bytes:
         return b""
     scheme, _, key = given[0].partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _names_loopback(headers: _Headers) -> bool:
+    """Whether every `Host` that was sent is this machine, by its loopback name or address."""
+    hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+    try:
+        return all(is_loopback(urlsplit(f"//{host}").hostname or "") for host in hosts)
+    except ValueError:  # not a host at all
+        return False
 
 
 def _digest(key: bytes) -> bytes:

@@ -72,9 +72,14 @@ class ServerSettings:
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine's own clients can reach the server."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only be this machine itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
