@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forebay.cache.account import Account, CacheStats
 from forebay.cache.ahead import LookAhead
-from forebay.cache.intake import blocks_for, check_keys, check_room, fits
+from forebay.cache.intake import blocks_for, check_keys, check_mover, check_room, fits, take_step
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
 from forebay.cache.view import CacheView
@@ -57,7 +57,7 @@ class Cache:
     ) -> None:
         self.settings = settings
         self.rates = Rates(Average(settings.link_bytes_per_s))
-        self._mover = mover
+        self._mover = check_mover(mover, settings)
         self._clock = clock
         self._store = Store(
             key_bytes, settings.device_slots, settings.host_slots, device_pool, host_ready
@@ -245,13 +245,13 @@ class Cache:
 
     def step_launched(self, step: int, stream: int = 0) -> None:
         """The step is on `stream`: what it writes may be published once its tokens are known."""
-        for ticket, end in self._steps.pop(step):
+        for ticket, end in take_step(self._steps, step):
             ticket.launched_tokens = max(ticket.launched_tokens, end)
         self._mover.step_launched(step, stream)
 
     def step_abandoned(self, step: int) -> None:
         """The step will not be launched: it touched nothing."""
-        self._steps.pop(step)
+        take_step(self._steps, step)
         self._mover.step_abandoned(step)
 
     def commit(self, ticket: Ticket, keys: bytes) -> None:

@@ -1,9 +1,18 @@
-"""What a cache takes in: requests that could run in its pool and whose keys fit their tokens."""
+"""What a cache takes in: requests that could run in its pool and whose keys fit their tokens, a
+mover whose pools its settings describe, steps that it numbered.
+"""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from forebay.config import CacheSettings
 from forebay.core.requests import Request
-from forebay.errors import RequestError
+from forebay.errors import ProtocolError, RequestError, SettingsError
+from forebay.transfer.mover import Mover
+from forebay.transfer.pool import Pool
+
+_Work = TypeVar("_Work")
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
@@ -27,7 +36,12 @@ def check_room(request: Request, most_blocks: int, block_tokens: int) -> None:
 
 
 def check_keys(request: Request, key_bytes: int, block_tokens: int) -> None:
-    """Raises RequestError unless the request has a key for each of its whole blocks."""
+    """Raises RequestError unless the request has a key for each of its whole blocks, in bytes."""
+    if {type(request.namespace), type(request.keys)} != {bytes}:
+        raise RequestError(
+            f"namespace and keys must be bytes, not {type(request.namespace).__name__} and "
+            f"{type(request.keys).__name__}"
+        )
     if request.tokens < 1:
         raise RequestError("a request needs at least one token")
     whole = request.tokens // block_tokens
@@ -36,3 +50,25 @@ def check_keys(request: Request, key_bytes: int, block_tokens: int) -> None:
             f"{request.tokens} tokens are {whole} whole blocks of {key_bytes} key "
             f"bytes; {len(request.keys)} bytes were given"
         )
+
+
+def check_mover(mover: Mover, settings: CacheSettings) -> Mover:
+    """`mover`. Raises SettingsError if it shows its pools and they are not those of `settings`."""
+    pools: tuple[Pool, Pool] | None = getattr(mover, "pools", None)
+    slots = {"device_slots": settings.device_slots, "host_slots": settings.host_slots}
+    for pool, (name, count) in zip(pools or (), slots.items(), strict=False):
+        if pool.block_bytes != settings.block_bytes:
+            raise SettingsError(
+                f"block_bytes is {settings.block_bytes}, and the mover's pools have blocks of "
+                f"{pool.block_bytes} bytes: give the same"
+            )
+        if count > pool.slots:
+            raise SettingsError(f"{name} is {count}, and the mover's pool has {pool.slots} slots")
+    return mover
+
+
+def take_step(steps: dict[int, _Work], step: int) -> _Work:
+    """Take out the work of `step`. Raises ProtocolError if it is not one that has only begun."""
+    if step not in steps:
+        raise ProtocolError(f"step {step} was not begun, or was launched or abandoned already")
+    return steps.pop(step)

@@ -16,6 +16,7 @@ from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
 from forebay.core.requests import Request, Ticket, Waiting
 from forebay.core.store import Store
+from forebay.errors import ProtocolError
 
 _Place = tuple[bytes, int]
 
@@ -43,7 +44,10 @@ class WaitingLine:
         return request in self._by_id
 
     def __getitem__(self, request: int) -> Waiting:
-        return self._by_id[request]
+        entry = self._by_id.get(request)
+        if entry is None:
+            raise ProtocolError(f"request {request} does not wait: enqueue it, and admit it once")
+        return entry
 
     def get(self, request: int) -> Waiting | None:
         """The waiting request of that id, if it waits."""

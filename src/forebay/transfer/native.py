@@ -90,6 +90,11 @@ class NativeMover:
         self._windows_dropped = 0
 
     @property
+    def pools(self) -> tuple[Pool, Pool]:
+        """The device pool and the host pool."""
+        return self._pools
+
+    @property
     def core(self) -> _native.Core:
         """The native object, for its test hooks."""
         return self._core

@@ -75,7 +75,8 @@ class ProcessMover:
         **settings: Any,
     ) -> None:
         pools = (_in_child(device, device_arena), _in_child(host, host_arena))
-        self._keep = (device, host, device_arena, host_arena)
+        self.pools = (device, host)
+        self._keep = (device_arena, host_arena)
         self._lock = threading.Lock()
         self._reply_timeout_s = reply_timeout_s
         self._blocks: dict[int, int] = {}

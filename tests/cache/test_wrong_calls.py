@@ -1,0 +1,65 @@
+"""A caller's mistakes are refused with a typed error, and leave nothing behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_cache import BYTES, TOKENS, answer, prompt
+
+from forebay import Cache, CacheSettings, HostArena, NativeMover, Pool
+from forebay.core.requests import Request
+from forebay.errors import ProtocolError, RequestError, SettingsError
+
+KEYS = bytes(4 * 4 * TOKENS)
+
+
+def request(**fields):
+    whole = {"namespace": b"n", "keys": KEYS, "tokens": 4 * TOKENS, "max_answer_tokens": 1}
+    return Request(**{"id": 1, "arrival_s": 0.0, **whole, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields", [{"namespace": "n"}, {"keys": np.frombuffer(KEYS, np.uint8)}, {"keys": KEYS[:-1]}]
+)
+def test_a_refused_request_is_not_in_the_queue(make_cache, fields):
+    cache = make_cache()
+    with pytest.raises(RequestError, match="bytes"):
+        cache.enqueue(request(**fields))
+    assert cache.waiting() == []
+    answer(cache, 1, prompt(1))
+
+
+def test_a_request_that_does_not_wait_is_not_admitted(make_cache):
+    cache = make_cache()
+    with pytest.raises(ProtocolError, match="request 7 does not wait"):
+        cache.admit(7, first=True)
+
+
+def test_a_step_is_launched_or_abandoned_once(make_cache):
+    cache = make_cache()
+    step = cache.begin_step([])
+    cache.step_launched(step)
+    for again in (cache.step_launched, cache.step_abandoned):
+        for number in (step, step + 1):
+            with pytest.raises(ProtocolError, match=f"step {number} was not begun"):
+                again(number)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"device_slots": 9}, "device_slots is 9, and the mover's pool has 8 slots"),
+        ({"host_slots": 65}, "host_slots is 65, and the mover's pool has 64 slots"),
+        ({"block_bytes": 2 * BYTES}, "blocks of 4096 bytes"),
+    ],
+)
+def test_settings_that_are_not_those_of_the_pools(other, why):
+    pools = (
+        Pool.of([np.zeros((8, BYTES), np.uint8)]),
+        Pool.of([HostArena(64 * BYTES).blocks(64, BYTES)]),
+    )
+    sizes = {"block_tokens": TOKENS, "block_bytes": BYTES, "device_slots": 8, "host_slots": 64}
+    mover = NativeMover(*pools, window_bytes=BYTES)
+    with pytest.raises(SettingsError, match=why):
+        Cache(CacheSettings(**{**sizes, **other}, window_bytes=BYTES), mover, key_bytes=4 * TOKENS)
+    mover.close(1.0)
