@@ -241,8 +241,9 @@ def test_a_folder_with_a_file_missing(missing: str, folder: Path, tmp_path: Path
         Engine(copy, tiny_settings())
     shutil.copy(folder / missing, copy / missing)
     with Engine(copy, tiny_settings()) as engine:
-        (answer,) = engine.generate(["it works again"], greedy(3))
-        assert len(answer.drawn) == 3
+        for prompts in (["it works again"], "a text alone is one prompt"):
+            (answer,) = engine.generate(prompts, greedy(3))
+            assert len(answer.drawn) == 3
 
 
 def test_damaged_and_absent_models(folder: Path, tmp_path: Path) -> None:

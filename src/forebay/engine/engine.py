@@ -191,7 +191,12 @@ class Engine:
         prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
     ) -> list[EngineRequest]:
-        """Answer all `prompts` and return the ended requests, in the same order."""
+        """Answer all `prompts` and return the ended requests, in the same order.
+
+        A text alone is one prompt, not one for each of its letters.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
         requests: list[EngineRequest] = []
         try:
             for prompt in prompts:
