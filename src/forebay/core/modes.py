@@ -43,8 +43,8 @@ _POLICIES: dict[Mode, Policy] = {
 }
 
 _WHY_REFUSED: dict[Mode, str] = {
-    Mode.LAYERED: "it needs loads in pieces of adjacent layers, which the CUDA mover brings",
-    Mode.HINTS: "it needs a source of hints, which the server brings",
+    Mode.LAYERED: "it needs loads in pieces of adjacent layers, which no mover does yet",
+    Mode.HINTS: "it needs a source of hints, and there is none yet",
     Mode.ORACLE: "it needs loads that cost nothing, which only the replay's virtual clock has",
 }
 
