@@ -1,6 +1,7 @@
 # Everything below sets itself up in $(VENV) first: a second call only does what has changed.
 #   make test     lint, types, import contracts, every test
 #   make demo     the demonstration
+#   make docs     the site of the documentation, in build/site
 #   make setup    the environment and the extension, no more
 #   make native   the extension, built in place
 #   make loadgen  aiperf in an environment of its own (1.2 GB), for the test that runs it
@@ -37,7 +38,7 @@ MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup native loadgen test lint types contracts pytest demo format clean
+.PHONY: help setup native loadgen test lint types contracts pytest demo docs format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -56,7 +57,7 @@ $(STAMPS)/build-tools: constraints.txt $(STAMPS)/environment
 
 # Editable, without the extension: `native` builds that in place, a file at a time.
 $(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/build-tools
-	$(INSTALL) --no-build-isolation --editable '.[server,dev]' \
+	$(INSTALL) --no-build-isolation --editable '.[server,docs,dev]' \
 		--config-settings=editable.mode=inplace --config-settings=wheel.cmake=false
 	@touch $@
 
@@ -105,6 +106,10 @@ test: lint types contracts
 
 demo: setup
 	$(BIN)/forebay demo $(ARGS)
+
+# Strict: what leads nowhere fails.
+docs: setup
+	$(BIN)/zensical build --strict --clean
 
 format: setup
 	$(BIN)/ruff format .
