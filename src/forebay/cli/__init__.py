@@ -27,6 +27,13 @@ _Model = Annotated[
     str,
     typer.Option(help="smollm2, or a decoder-only Hugging Face model, by folder or hub id."),
 ]
+_Mode = Annotated[
+    str,
+    typer.Option(
+        help="How KV in host memory comes back: b0 not at all, it is recomputed; b1 loaded while "
+        "its step waits; b3 loaded from a request's turn on; b4 looked ahead over the queue."
+    ),
+]
 _DeviceTokens = Annotated[int, typer.Option(help="Size of the device pool, in tokens of KV.")]
 
 
@@ -57,7 +64,7 @@ def demo(
     model: _Model = "smollm2",
     out: Annotated[Path, typer.Option(help="Folder for timelines; made if missing.")] = Path("out"),
     modes: Annotated[
-        str, typer.Option(help="Modes, the reference for answers first: b0, b1, b3, b4.")
+        str, typer.Option(help="Modes (see `chat --help`), the reference for answers first.")
     ] = "b0,b1,b4",
     device_tokens: _DeviceTokens = _DEMO.device_tokens,
     answer_tokens: Annotated[
@@ -88,7 +95,7 @@ def demo(
 @app.command()
 def chat(
     model: _Model = "smollm2",
-    mode: Annotated[str, typer.Option(help="b0, b1, b3 or b4.")] = "b4",
+    mode: _Mode = "b4",
     device_tokens: _DeviceTokens = _ENGINE.device_tokens,
     host_bytes: Annotated[
         str, typer.Option(help="Size of the host pool: 1GiB, 512MiB, 2GB or bytes.")
@@ -120,7 +127,7 @@ def chat(
 @app.command()
 def serve(
     model: _Model = "smollm2",
-    mode: Annotated[str, typer.Option(help="b0, b1, b3 or b4.")] = _ENGINE.mode.value,
+    mode: _Mode = _ENGINE.mode.value,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
