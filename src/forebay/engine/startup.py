@@ -59,17 +59,17 @@ def measure_link(mover: Mover, sizes: CacheSettings, limit_bytes_per_s: float = 
 
 
 def measure_prefill(runner: Runner, step_tokens: int) -> float:
-    """Tokens a second of the prefill of a step, the second of two: the first warms the model up.
+    """Tokens a second of the prefill of a step, after a short one that warms the model up.
 
     As long as a step may be, up to a bound: a short one is mostly the reading of weights.
     """
     tokens = min(_PROBE_TOKENS, step_tokens, runner.pool.slots * runner.pool.block_tokens)
     tokens = min(tokens, runner.loaded.context_tokens)
     slots = np.arange(-(-tokens // runner.pool.block_tokens), dtype=np.int32)
-    chunk = Chunk(np.zeros(tokens, np.int64), 0, slots)
-    runner.forward([chunk]).cpu()
+    short, whole = (Chunk(np.zeros(n, np.int64), 0, slots) for n in (min(16, tokens), tokens))
+    runner.forward([short]).cpu()
     began_s = time.perf_counter()
-    runner.forward([chunk]).cpu()  # what a GPU computes is there when it is copied
+    runner.forward([whole]).cpu()  # what a GPU computes is there when it is copied
     return tokens / (time.perf_counter() - began_s)
 
 
