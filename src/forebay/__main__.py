@@ -23,7 +23,7 @@ def _doctor_alone(arguments: list[str], missing: str) -> int:
     if arguments[:1] == ["doctor"]:
         return doctor(arguments[1:])
     print(
-        f"error: the command line needs {missing}: pip install 'forebay[server]', or [engine]; "
+        f"error: the command line needs {missing}: pip install '.[server]' in the source tree; "
         "`forebay doctor` works without",
         file=sys.stderr,
     )

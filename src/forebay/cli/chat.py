@@ -41,6 +41,7 @@ def run_chat(
         device_tokens=device_tokens, host_bytes=parse_size(host_bytes), mode=parse_mode(mode)
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    print(f"loading {model}", file=sys.stderr, flush=True)
     with Engine(load_model(model), settings) as engine, out_of_collections():
         print(engine.startup_line)
         chat = Chat(engine, params, system)

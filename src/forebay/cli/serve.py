@@ -61,6 +61,7 @@ def run_serve(
         min_save_tokens=min_save_tokens,
         batch=batch,
     )
+    print(f"loading {model}", flush=True)
     engine = Engine(load_model(model), engine_settings)
     try:
         server = Server(engine, settings)

@@ -13,6 +13,7 @@ import forebay
 from forebay.doctor.finding import Finding, Level, Machine
 from forebay.machine.sizes import show_size
 
+_INSTALL = "pip install '.[server]' in the source tree"
 _SERVING = "forebay serve, chat and demo cannot start; `Cache` under your own loop can"
 
 
@@ -48,13 +49,13 @@ def check_packages() -> Iterator[Finding]:
             Level.NOTE,
             "forebay runs from a source tree that is not installed",
             "what is missing cannot be said",
-            "pip install -e '.[server]'",
+            "pip install -e '.[server]' in it",
         )
         return
     missing = sorted(name for name in _needed_to_serve(requirements) if not _installed(name))
     if missing:
         read = f"not installed: {', '.join(missing)}"
-        yield Finding("packages", Level.FAIL, read, _SERVING, "pip install 'forebay[server]'")
+        yield Finding("packages", Level.FAIL, read, _SERVING, _INSTALL)
     else:
         yield Finding("packages", Level.OK, "all that forebay serve needs")
 
@@ -64,7 +65,7 @@ def check_torch(machine: Machine) -> Iterator[Finding]:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        todo = "pip install 'forebay[server]'"
+        todo = _INSTALL
         yield Finding("PyTorch", Level.FAIL, "not installed", _SERVING, todo)
         return
     cuda = _cuda_of_torch()
