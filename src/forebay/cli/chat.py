@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from forebay.cli.garbage import out_of_collections
+from forebay.cli.told import tell_loading
 from forebay.cli.values import parse_mode
 from forebay.core.ledger import Source
 from forebay.engine.engine import Engine
@@ -41,7 +42,7 @@ def run_chat(
         device_tokens=device_tokens, host_bytes=parse_size(host_bytes), mode=parse_mode(mode)
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    print(f"loading {model}", file=sys.stderr, flush=True)
+    tell_loading(model)
     with Engine(load_model(model), settings) as engine, out_of_collections():
         print(engine.startup_line)
         chat = Chat(engine, params, system)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from forebay.cli.garbage import out_of_collections
+from forebay.cli.told import tell_loading
 from forebay.cli.values import parse_mode
 from forebay.config import BatchSettings
 from forebay.engine.engine import Engine
@@ -61,7 +62,7 @@ def run_serve(
         min_save_tokens=min_save_tokens,
         batch=batch,
     )
-    print(f"loading {model}", flush=True)
+    tell_loading(model)
     engine = Engine(load_model(model), engine_settings)
     try:
         server = Server(engine, settings)

@@ -49,3 +49,9 @@ def _once() -> Callable[..., None]:
             print(f"warning: {text}", file=sys.stderr)
 
     return show
+
+
+def tell_loading(model: str) -> None:
+    """Say to somebody who watches that the wait has a reason."""
+    if sys.stderr.isatty():
+        print(f"loading {model}", file=sys.stderr, flush=True)
