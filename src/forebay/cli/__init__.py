@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.garbage import collections_off
 from forebay.cli.told import told
 from forebay.demo.settings import DemoSettings
 from forebay.engine.settings import EngineSettings
@@ -79,7 +80,8 @@ def demo(
     Exit status 1 if modes give different answers, or look-ahead hides nothing.
     """
     with told():
-        from forebay.cli.demo import run_demo  # noqa: PLC0415
+        with collections_off():
+            from forebay.cli.demo import run_demo  # noqa: PLC0415
 
         status = run_demo(
             model,
@@ -110,7 +112,8 @@ def chat(
     /reset forgets the conversation, /stats says what the cache did, /exit ends.
     """
     with told():
-        from forebay.cli.chat import run_chat  # noqa: PLC0415
+        with collections_off():
+            from forebay.cli.chat import run_chat  # noqa: PLC0415
 
         run_chat(
             model,
@@ -173,7 +176,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's interface, until SIGTERM."""
     with told():
-        from forebay.cli.serve import run_serve  # noqa: PLC0415
+        with collections_off():
+            from forebay.cli.serve import run_serve  # noqa: PLC0415
 
         run_serve(
             model,
