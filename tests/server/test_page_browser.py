@@ -81,7 +81,11 @@ def errors(chrome):
 def requested(chrome):
     messages = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
     sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    return [params["request"]["url"] for params in sent]
+    urls = [params["request"]["url"] for params in sent]
+    # The browser's own start page asks for parts of the browser and for pictures in its text.
+    return [
+        url for url in urls if not url.startswith(("chrome://", "chrome-untrusted://", "data:"))
+    ]
 
 
 def test_it_shows_what_runs_and_asks_no_other_host(page, open_server):
