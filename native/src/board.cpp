@@ -1,6 +1,5 @@
 #include "board.hpp"
 
-
 #include <algorithm>
 #include <cmath>
 #include <utility>

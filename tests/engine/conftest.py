@@ -103,3 +103,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def llama(tiny_model: Callable[[str], LoadedModel]) -> LoadedModel:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def talking(build_model: Any, byte_tokenizer: Any) -> LoadedModel:
+    """A tiny decoder each of whose tokens is a byte of text."""
+    return adopt_model(build_model("llama", vocab_size=259), byte_tokenizer, name="talking")

@@ -25,22 +25,11 @@ from forebay.config import SaveMode
 from forebay.core.modes import Mode
 from forebay.core.requests import NotYet
 from forebay.core.slots import SlotState
-from forebay.engine.models import LoadedModel, adopt_model
+from forebay.engine.models import LoadedModel
 from forebay.engine.request import EngineRequest, FinishReason
 from forebay.transfer.messages import Direction
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
-
-
-@pytest.fixture
-def llama(tiny_model: Callable[[str], LoadedModel]) -> LoadedModel:
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def talking(build_model: Any, byte_tokenizer: Any) -> LoadedModel:
-    """A tiny decoder each of whose tokens is a byte of text."""
-    return adopt_model(build_model("llama", vocab_size=259), byte_tokenizer, name="talking")
 
 
 # -- loads and those who run meanwhile -------------------------------------------------------------

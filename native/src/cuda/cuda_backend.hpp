@@ -6,7 +6,6 @@
 #pragma once
 
 #include <array>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -56,7 +55,6 @@ class CudaBackend final : public Backend, public TestHooks {
   Lane& lane_of(StreamHandle handle);
   Lane& lane_at(Direction direction, int lane);
   void copy_batch(Lane& lane, std::span<const Piece> pieces);
-  void set_gate(Lane& lane, std::uint32_t value);
   bool take_fault(Direction direction);
 
   const Driver& driver_;

@@ -100,7 +100,7 @@ void PinnedMemory::pin_first() {
   touch(0, slice_at(0));
   const Result refused = pin(0);
   if (refused == kSuccess) {
-    publish(slice_at(0), {});
+    publish(slice_at(0));
     thread_ = std::thread([this] { pin_rest(); });
     return;
   }
@@ -134,7 +134,7 @@ void PinnedMemory::pin_rest() {
       const Result result = pin(at);
       if (ahead.joinable()) ahead.join();
       driver_.check("pinning host memory", result);
-      publish(next, {});
+      publish(next);
     }
   } catch (const std::exception& fault) {
     error = fault.what();
@@ -145,10 +145,9 @@ void PinnedMemory::pin_rest() {
   changed_.notify_all();
 }
 
-void PinnedMemory::publish(std::size_t ready, std::string error) {
+void PinnedMemory::publish(std::size_t ready) {
   const std::lock_guard lock(mutex_);
   ready_ = ready;
-  error_ = std::move(error);
   changed_.notify_all();
 }
 

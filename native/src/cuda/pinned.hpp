@@ -56,7 +56,7 @@ class PinnedMemory {
   Result pin(std::size_t from);
   void touch(std::size_t from, std::size_t bytes) const;
   std::size_t slice_at(std::size_t from) const;
-  void publish(std::size_t ready, std::string error);
+  void publish(std::size_t ready);
 
   const Driver& driver_;
   const DeviceContext device_;

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -65,16 +66,8 @@ class Generation(Response):
         except ApiError as error:
             await refuse(error, send)
             return
-        work = asyncio.ensure_future(self._serve(exchange, send))
-        watch = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            self._front.leave(exchange)
-            work.cancel()
-            watch.cancel()
+        leave = partial(self._front.leave, exchange)
+        await serve_connected(self._serve(exchange, send), receive, leave)
 
     async def _serve(self, exchange: Exchange, send: Send) -> None:
         try:
@@ -146,7 +139,23 @@ class Generation(Response):
         return usage_of(outcomes, self._plan.per_prompt)
 
 
-async def disconnected(receive: Receive) -> None:
+async def serve_connected(
+    serving: Coroutine[Any, Any, None], receive: Receive, leave: Callable[[], None]
+) -> None:
+    """Run `serving` until it ends or the client is gone; then `leave`, in either case."""
+    work = asyncio.ensure_future(serving)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        leave()
+        work.cancel()
+        watch.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from importlib.resources import files
 from itertools import islice
 from typing import Any
@@ -19,7 +20,7 @@ from forebay.server.about import installed_version
 from forebay.server.access import Viewer
 from forebay.server.errors import ApiError
 from forebay.server.front import Front
-from forebay.server.generation import EVENT_HEADERS, disconnected
+from forebay.server.generation import EVENT_HEADERS, serve_connected
 from forebay.server.guard import WATCH_PATH, Message, Receive, Scope, Send, refuse
 from forebay.server.live import Live, Watcher
 from forebay.server.live_wire import Hello, ModeChoice
@@ -110,16 +111,8 @@ class Watching(Response):
         except ApiError as error:
             await refuse(error, send)
             return
-        work = asyncio.ensure_future(self._serve(watcher, send))
-        watch = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            self._live.leave(watcher)
-            work.cancel()
-            watch.cancel()
+        leave = partial(self._live.leave, watcher)
+        await serve_connected(self._serve(watcher, send), receive, leave)
 
     async def _serve(self, watcher: Watcher, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})

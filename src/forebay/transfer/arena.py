@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
+from abc import ABC, abstractmethod
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,66 @@ from numpy.typing import NDArray
 from forebay.errors import ProtocolError, SettingsError
 
 
-class HostArena:
+class Arena(ABC):
+    """Memory of a host pool, from the front; `close` gives it back."""
+
+    _bytes: NDArray[np.uint8] | None
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """All of the memory, uint8 of shape [size_bytes]; a view that must not outlive `close`."""
+        if self._bytes is None:
+            raise ProtocolError("the arena is closed")
+        return self._bytes
+
+    @property
+    def address(self) -> int:
+        """Where the memory begins in this process."""
+        return int(self.bytes.ctypes.data)
+
+    @property
+    def size_bytes(self) -> int:
+        """As asked for; nothing is rounded up."""
+        return len(self.bytes)
+
+    @property
+    @abstractmethod
+    def ready_bytes(self) -> int:
+        """How much of it, from the front, can be used by now."""
+
+    @property
+    @abstractmethod
+    def seam_bytes(self) -> int:
+        """No copy may cross a multiple of this from the front; 0: it may, anywhere."""
+
+    def blocks(self, slots: int, block_bytes: int) -> NDArray[np.uint8]:
+        """The first `slots * block_bytes` bytes, of shape [slots, block_bytes].
+
+        Raises `SettingsError` when the arena is smaller.
+        """
+        if slots * block_bytes > self.size_bytes:
+            raise SettingsError(
+                f"{slots} blocks of {block_bytes} bytes do not fit an arena of {self.size_bytes}"
+            )
+        return self.bytes[: slots * block_bytes].reshape(slots, block_bytes)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back. Idempotent. Close every mover first."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class HostArena(Arena):
     """`size_bytes` of zeroed memory. Pages are taken from the system when first written.
 
     With `shared` the memory has a file descriptor through which a child process can map it too.
@@ -54,30 +115,13 @@ class HostArena:
             self._memory = mmap.mmap(self._fd, size_bytes)
         else:
             self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._bytes: NDArray[np.uint8] | None = np.frombuffer(self._memory, dtype=np.uint8)
+        self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
 
     def _advise_huge(self) -> None:
         try:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             return  # a kernel without them: ordinary pages serve as well
-
-    @property
-    def bytes(self) -> NDArray[np.uint8]:
-        """All of the memory, uint8 of shape [size_bytes]; a view that must not outlive `close`."""
-        if self._bytes is None:
-            raise ProtocolError("the arena is closed")
-        return self._bytes
-
-    @property
-    def address(self) -> int:
-        """Where the memory begins in this process."""
-        return int(self.bytes.ctypes.data)
-
-    @property
-    def size_bytes(self) -> int:
-        """As asked for; nothing is rounded up."""
-        return len(self.bytes)
 
     @property
     def ready_bytes(self) -> int:
@@ -96,17 +140,6 @@ class HostArena:
             raise ProtocolError("the arena is not shared: create it with shared=True")
         return self._fd
 
-    def blocks(self, slots: int, block_bytes: int) -> NDArray[np.uint8]:
-        """The first `slots * block_bytes` bytes, of shape [slots, block_bytes].
-
-        Raises `SettingsError` when the arena is smaller.
-        """
-        if slots * block_bytes > self.size_bytes:
-            raise SettingsError(
-                f"{slots} blocks of {block_bytes} bytes do not fit an arena of {self.size_bytes}"
-            )
-        return self.bytes[: slots * block_bytes].reshape(slots, block_bytes)
-
     def close(self) -> None:
         """Give the memory back. Idempotent.
 
@@ -124,14 +157,3 @@ class HostArena:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> HostArena:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forebay import _native
-from forebay.errors import ProtocolError, SettingsError
+from forebay.errors import SettingsError
+from forebay.transfer.arena import Arena
 
 _SLICE_BYTES = 1 << 30
 """One registration of hundreds of gigabytes fails, and holds the driver's lock meanwhile."""
@@ -37,7 +36,7 @@ def cuda_devices() -> list[CudaDevice]:
     return [CudaDevice(*each) for each in _native.cuda_devices()]
 
 
-class PinnedArena:
+class PinnedArena(Arena):
     """`size_bytes` of pinned memory for blocks of `block_bytes`, of which no copy may cross a
     registration.
 
@@ -69,24 +68,7 @@ class PinnedArena:
             numa_node=devices[device_index].numa_node if known else -1,
         )
         buffer = (ctypes.c_uint8 * size_bytes).from_address(self._memory.address)
-        self._bytes: NDArray[np.uint8] | None = np.ctypeslib.as_array(buffer)
-
-    @property
-    def bytes(self) -> NDArray[np.uint8]:
-        """All of the memory, uint8 of shape [size_bytes]; a view that must not outlive `close`."""
-        if self._bytes is None:
-            raise ProtocolError("the arena is closed")
-        return self._bytes
-
-    @property
-    def address(self) -> int:
-        """Where the memory begins."""
-        return self._memory.address
-
-    @property
-    def size_bytes(self) -> int:
-        """As asked for; nothing is rounded up."""
-        return len(self.bytes)
+        self._bytes = np.ctypeslib.as_array(buffer)
 
     @property
     def ready_bytes(self) -> int:
@@ -112,29 +94,7 @@ class PinnedArena:
         """Wait until so much is ready or no more will be. Returns whether it is."""
         return self._memory.wait_ready(size_bytes, timeout_s)
 
-    def blocks(self, slots: int, block_bytes: int) -> NDArray[np.uint8]:
-        """The first `slots * block_bytes` bytes, of shape [slots, block_bytes].
-
-        Raises `SettingsError` when the arena is smaller.
-        """
-        if slots * block_bytes > self.size_bytes:
-            raise SettingsError(
-                f"{slots} blocks of {block_bytes} bytes do not fit an arena of {self.size_bytes}"
-            )
-        return self.bytes[: slots * block_bytes].reshape(slots, block_bytes)
-
     def close(self) -> None:
         """Unpin and give back. Idempotent. Views of it must not be used afterwards."""
         self._bytes = None
         self._memory.close()
-
-    def __enter__(self) -> PinnedArena:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
