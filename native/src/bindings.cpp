@@ -8,8 +8,8 @@
 #include <cstring>
 #include <map>
 
-#include "backend_sim.hpp"
-#include "core.hpp"
+#include "transfer/backend_sim.hpp"
+#include "transfer/core.hpp"
 #include "cuda/cuda_backend.hpp"
 #include "cuda/cuda_bindings.hpp"
 #include "directory/directory_bindings.hpp"

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "check.hpp"
-#include "core.hpp"
+#include "transfer/core.hpp"
 
 namespace forebay::ordering {
 

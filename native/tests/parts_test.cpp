@@ -1,11 +1,11 @@
 // The parts of the core on their own: layouts, steps, ring, throttle, streams and events.
 #include <numeric>
 
-#include "backend_sim.hpp"
+#include "transfer/backend_sim.hpp"
 #include "check.hpp"
-#include "pool.hpp"
-#include "steps.hpp"
-#include "window_ring.hpp"
+#include "transfer/pool.hpp"
+#include "transfer/steps.hpp"
+#include "transfer/window_ring.hpp"
 
 using namespace forebay;
 

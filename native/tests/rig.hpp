@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
-#include "backend_sim.hpp"
+#include "transfer/backend_sim.hpp"
 #include "check.hpp"
-#include "core.hpp"
+#include "transfer/core.hpp"
 
 namespace forebay {
 

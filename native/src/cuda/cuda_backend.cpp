@@ -26,15 +26,6 @@ Stream as_stream(StreamHandle handle) { return reinterpret_cast<Stream>(handle);
 
 }  // namespace
 
-struct CudaBackend::Lane {
-  Direction direction;
-  Stream stream = nullptr;
-  EventHandle began = nullptr;                  // with timing: before the window in flight
-  volatile std::uint32_t* gate = nullptr;       // pinned; the lane waits for it to be 1 when held
-  std::vector<Address> destinations, sources;   // scratch of its arbiter
-  std::vector<std::size_t> sizes;
-};
-
 CudaBackend::CudaBackend(const BackendSettings& settings)
     : driver_(Driver::get()), settings_(settings), device_(settings.device_index) {
   if (!settings.timing) return;
@@ -48,12 +39,10 @@ CudaBackend::CudaBackend(const BackendSettings& settings)
 CudaBackend::~CudaBackend() {
   CudaBackend::close();
   const DeviceContext::Scope scope(device_);
-  for (auto& lanes : lanes_) {
-    for (auto& lane : lanes) {
-      if (lane->began != nullptr) driver_.destroy_event(lane->began);
-      if (lane->gate != nullptr) driver_.free_host(const_cast<std::uint32_t*>(lane->gate));
-    }
-  }
+  lanes_.visit([this](Lane& lane) {
+    if (lane.began != nullptr) driver_.destroy_event(lane.began);
+    if (lane.gate != nullptr) driver_.free_host(const_cast<std::uint32_t*>(lane.gate));
+  });
   if (base_ != nullptr) driver_.destroy_event(base_);
 }
 
@@ -65,36 +54,26 @@ void CudaBackend::enter_thread() {
 
 StreamHandle CudaBackend::open_lane(Direction direction, int) {
   const DeviceContext::Scope scope(device_);
-  auto lane = std::make_unique<Lane>();
-  lane->direction = direction;
+  Lane lane;
   int lowest = 0;
   int highest = 0;
   driver_.check("asking for stream priorities", driver_.priority_range(&lowest, &highest));
   driver_.check("opening a lane",
-                driver_.create_stream(&lane->stream, kStreamNonBlocking, lowest));
+                driver_.create_stream(&lane.stream, kStreamNonBlocking, lowest));
   if (settings_.timing) {
-    driver_.check("making an event", driver_.create_event(&lane->began, kEventDefault));
+    driver_.check("making an event", driver_.create_event(&lane.began, kEventDefault));
   }
-  const auto handle = reinterpret_cast<StreamHandle>(lane->stream);
-  lanes_[static_cast<std::size_t>(index_of(direction))].push_back(std::move(lane));
+  const auto handle = reinterpret_cast<StreamHandle>(lane.stream);
+  lanes_.add(direction, handle, std::move(lane));
   return handle;
 }
 
-CudaBackend::Lane& CudaBackend::lane_of(StreamHandle handle) {
-  for (auto& lanes : lanes_) {
-    for (auto& lane : lanes) {
-      if (lane->stream == as_stream(handle)) return *lane;
-    }
-  }
-  throw ProtocolError("this stream is no lane");
-}
-
 void CudaBackend::copy(StreamHandle handle, std::span<const Piece> pieces) {
-  Lane& lane = lane_of(handle);
+  auto& [direction, stream, lane] = lanes_.of(handle);
   if (lane.began != nullptr) {
     driver_.check("recording an event", driver_.record_event(lane.began, lane.stream));
   }
-  if (take_fault(lane.direction)) throw BackendError("injected fault");
+  if (lanes_.take_fault(direction)) throw BackendError("injected fault");
   const bool batch = driver_.copy_batch != nullptr || driver_.copy_batch_12 != nullptr;
   if (batch && pieces.size() > 1 && !settings_.piece_by_piece) {
     copy_batch(lane, pieces);
@@ -192,7 +171,7 @@ bool CudaBackend::span(StreamHandle handle, Event event, double& start_s, double
   const DeviceContext::Scope scope(device_);
   float start_ms = 0;
   float end_ms = 0;
-  if (driver_.elapsed_ms(&start_ms, base_, lane_of(handle).began) != kSuccess) return false;
+  if (driver_.elapsed_ms(&start_ms, base_, lanes_.of(handle).lane.began) != kSuccess) return false;
   if (driver_.elapsed_ms(&end_ms, base_, as_event(event).handle) != kSuccess) return false;
   start_s = base_s_ + 1e-3 * static_cast<double>(start_ms);
   end_s = base_s_ + 1e-3 * static_cast<double>(end_ms);
@@ -202,27 +181,17 @@ bool CudaBackend::span(StreamHandle handle, Event event, double& start_s, double
 void CudaBackend::close() {
   if (std::exchange(closed_, true)) return;
   const DeviceContext::Scope scope(device_);
-  for (auto& lanes : lanes_) {
-    for (auto& lane : lanes) {
-      if (lane->gate != nullptr) *lane->gate = 1;
-      // Returns at once; the stream goes when what it carries has ended.
-      driver_.destroy_stream(lane->stream);
-    }
-  }
-}
-
-CudaBackend::Lane& CudaBackend::lane_at(Direction direction, int lane) {
-  auto& lanes = lanes_[static_cast<std::size_t>(index_of(direction))];
-  if (lane < 0 || static_cast<std::size_t>(lane) >= lanes.size()) {
-    throw ProtocolError("there is no lane " + std::to_string(lane));
-  }
-  return *lanes[static_cast<std::size_t>(lane)];
+  lanes_.visit([this](Lane& lane) {
+    if (lane.gate != nullptr) *lane.gate = 1;
+    // Returns at once; the stream goes when what it carries has ended.
+    driver_.destroy_stream(lane.stream);
+  });
 }
 
 void CudaBackend::hold_lane(Direction direction, int lane) {
   const DeviceContext::Scope scope(device_);
-  const std::lock_guard lock(hooks_mutex_);
-  Lane& held = lane_at(direction, lane);
+  const std::lock_guard lock(gates_mutex_);
+  Lane& held = lanes_.at(direction, lane).lane;
   if (held.gate == nullptr) {
     void* memory = nullptr;
     driver_.check("allocating a gate", driver_.allocate_host(&memory, 64, kHostPortable));
@@ -235,20 +204,13 @@ void CudaBackend::hold_lane(Direction direction, int lane) {
 }
 
 void CudaBackend::release_lane(Direction direction, int lane) {
-  const std::lock_guard lock(hooks_mutex_);
-  Lane& held = lane_at(direction, lane);
+  const std::lock_guard lock(gates_mutex_);
+  Lane& held = lanes_.at(direction, lane).lane;
   if (held.gate != nullptr) *held.gate = 1;
 }
 
 void CudaBackend::fail_window(Direction direction, int skip) {
-  const std::lock_guard lock(hooks_mutex_);
-  windows_to_fault_[static_cast<std::size_t>(index_of(direction))] = std::max(skip, 0);
-}
-
-bool CudaBackend::take_fault(Direction direction) {
-  const std::lock_guard lock(hooks_mutex_);
-  int& left = windows_to_fault_[static_cast<std::size_t>(index_of(direction))];
-  return left >= 0 && left-- == 0;
+  lanes_.fail_window(direction, skip);
 }
 
 }  // namespace forebay::cuda

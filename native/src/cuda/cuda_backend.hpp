@@ -5,14 +5,13 @@
 // window in flight, not because of the driver.
 #pragma once
 
-#include <array>
-#include <memory>
 #include <mutex>
 #include <vector>
 
-#include "backend.hpp"
+#include "transfer/backend.hpp"
 #include "cuda/driver.hpp"
-#include "hooks.hpp"
+#include "transfer/hooks.hpp"
+#include "transfer/lane_table.hpp"
 
 namespace forebay::cuda {
 
@@ -50,21 +49,23 @@ class CudaBackend final : public Backend, public TestHooks {
   void fail_window(Direction direction, int skip) override;
 
  private:
-  struct Lane;
+  struct Lane {
+    Stream stream = nullptr;
+    EventHandle began = nullptr;                  // with timing: before the window in flight
+    volatile std::uint32_t* gate = nullptr;       // pinned; the lane waits for it to be 1 when held
+    std::vector<Address> destinations, sources;   // scratch of its arbiter
+    std::vector<std::size_t> sizes;
+  };
 
-  Lane& lane_of(StreamHandle handle);
-  Lane& lane_at(Direction direction, int lane);
   void copy_batch(Lane& lane, std::span<const Piece> pieces);
-  bool take_fault(Direction direction);
 
   const Driver& driver_;
   const BackendSettings settings_;
   const DeviceContext device_;
-  std::array<std::vector<std::unique_ptr<Lane>>, kDirections> lanes_;  // fixed once opened
+  LaneTable<Lane> lanes_;
   EventHandle base_ = nullptr;  // with timing: recorded at base_s_
   double base_s_ = 0;
-  std::mutex hooks_mutex_;
-  std::array<int, kDirections> windows_to_fault_{-1, -1};
+  std::mutex gates_mutex_;
   bool closed_ = false;
 };
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "types.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay::cuda {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "events.hpp"
-#include "types.hpp"
+#include "transfer/events.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay {
 

@@ -1,4 +1,4 @@
-#include "hazards.hpp"
+#include "transfer/hazards.hpp"
 
 namespace forebay {
 

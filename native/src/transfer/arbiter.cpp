@@ -1,4 +1,4 @@
-#include "arbiter.hpp"
+#include "transfer/arbiter.hpp"
 
 #include <algorithm>
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "board.hpp"
+#include "transfer/board.hpp"
 
 namespace forebay {
 

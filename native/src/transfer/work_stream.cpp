@@ -1,4 +1,4 @@
-#include "work_stream.hpp"
+#include "transfer/work_stream.hpp"
 
 #include <utility>
 

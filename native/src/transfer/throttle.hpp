@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-#include "types.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay {
 

@@ -1,4 +1,4 @@
-#include "backend_host.hpp"
+#include "transfer/backend_host.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -51,8 +51,7 @@ StreamHandle HostBackend::open_stream() {
 
 StreamHandle HostBackend::open_lane(Direction direction, int) {
   const StreamHandle handle = open_stream();
-  const std::lock_guard lock(mutex_);
-  lanes_[index_of(direction)].push_back(handle);
+  lanes_.add(direction, handle, &stream(handle));
   return handle;
 }
 
@@ -65,19 +64,11 @@ WorkStream& HostBackend::stream(StreamHandle handle) const {
   return *streams_[handle - 1];
 }
 
-Direction HostBackend::direction_of(StreamHandle lane) const {
-  const std::lock_guard lock(mutex_);
-  const auto& loads = lanes_[index_of(Direction::load)];
-  const bool is_load = std::find(loads.begin(), loads.end(), lane) != loads.end();
-  return is_load ? Direction::load : Direction::save;
-}
-
-void HostBackend::copy(StreamHandle lane, std::span<const Piece> pieces) {
-  const Direction direction = direction_of(lane);
-  const bool faulty = take_fault(direction);
+void HostBackend::copy(StreamHandle handle, std::span<const Piece> pieces) {
+  auto& [direction, stream, lane] = lanes_.of(handle);
   Throttle& throttle = throttles_[index_of(direction)];
-  stream(lane).push([window = std::vector<Piece>(pieces.begin(), pieces.end()), faulty,
-                     &throttle](WorkStream& on) {
+  lane->push([window = std::vector<Piece>(pieces.begin(), pieces.end()),
+              faulty = lanes_.take_fault(direction), &throttle](WorkStream& on) {
     const std::size_t bytes = total_bytes(window);
     copy_window(on, window, faulty ? bytes / 2 : bytes, throttle);
     if (faulty) on.fail("injected fault");
@@ -127,32 +118,16 @@ void HostBackend::close() {
   for (WorkStream* each : open) each->stop();
 }
 
-StreamHandle HostBackend::lane_handle(Direction direction, int lane) const {
-  const std::lock_guard lock(mutex_);
-  const auto& lanes = lanes_[index_of(direction)];
-  if (lane < 0 || static_cast<std::size_t>(lane) >= lanes.size()) {
-    throw ProtocolError("there is no lane " + std::to_string(lane));
-  }
-  return lanes[static_cast<std::size_t>(lane)];
-}
-
 void HostBackend::hold_lane(Direction direction, int lane) {
-  stream(lane_handle(direction, lane)).hold();
+  lanes_.at(direction, lane).lane->hold();
 }
 
 void HostBackend::release_lane(Direction direction, int lane) {
-  stream(lane_handle(direction, lane)).release();
+  lanes_.at(direction, lane).lane->release();
 }
 
 void HostBackend::fail_window(Direction direction, int skip) {
-  const std::lock_guard lock(mutex_);
-  windows_to_fault_[index_of(direction)] = std::max(skip, 0);
-}
-
-bool HostBackend::take_fault(Direction direction) {
-  const std::lock_guard lock(mutex_);
-  int& left = windows_to_fault_[index_of(direction)];
-  return left >= 0 && left-- == 0;
+  lanes_.fail_window(direction, skip);
 }
 
 }  // namespace forebay

@@ -2,7 +2,7 @@
 // one fails.
 #pragma once
 
-#include "types.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay {
 

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <vector>
 
-#include "backend.hpp"
-#include "rules.hpp"
+#include "transfer/backend.hpp"
+#include "transfer/rules.hpp"
 
 namespace forebay {
 

@@ -1,4 +1,4 @@
-#include "board.hpp"
+#include "transfer/board.hpp"
 
 #include <algorithm>
 #include <cmath>

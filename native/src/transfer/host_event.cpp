@@ -1,4 +1,4 @@
-#include "host_event.hpp"
+#include "transfer/host_event.hpp"
 
 #include <utility>
 

@@ -1,8 +1,8 @@
-#include "steps.hpp"
+#include "transfer/steps.hpp"
 
 #include <string>
 
-#include "types.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay {
 

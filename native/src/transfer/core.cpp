@@ -1,4 +1,4 @@
-#include "core.hpp"
+#include "transfer/core.hpp"
 
 #include <algorithm>
 

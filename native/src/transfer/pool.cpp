@@ -1,4 +1,4 @@
-#include "pool.hpp"
+#include "transfer/pool.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "events.hpp"
+#include "transfer/events.hpp"
 
 #include <utility>
 

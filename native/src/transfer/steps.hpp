@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "rules.hpp"
+#include "transfer/rules.hpp"
 
 namespace forebay {
 

@@ -12,10 +12,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "hazards.hpp"
-#include "pool.hpp"
-#include "steps.hpp"
-#include "window_ring.hpp"
+#include "transfer/hazards.hpp"
+#include "transfer/pool.hpp"
+#include "transfer/steps.hpp"
+#include "transfer/window_ring.hpp"
 
 namespace forebay {
 

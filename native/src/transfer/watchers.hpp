@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "board.hpp"
+#include "transfer/board.hpp"
 
 namespace forebay {
 

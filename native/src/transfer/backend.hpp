@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "types.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay {
 

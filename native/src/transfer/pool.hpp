@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "types.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay {
 

@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "backend_host.hpp"
+#include "transfer/backend_host.hpp"
 
 namespace forebay {
 

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "rules.hpp"
-#include "transfer.hpp"
+#include "transfer/rules.hpp"
+#include "transfer/transfer.hpp"
 
 namespace forebay {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "types.hpp"
+#include "transfer/types.hpp"
 
 namespace forebay {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "host_event.hpp"
+#include "transfer/host_event.hpp"
 
 namespace forebay {
 

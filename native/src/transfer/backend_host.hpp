@@ -6,10 +6,11 @@
 #include <mutex>
 #include <vector>
 
-#include "backend.hpp"
-#include "hooks.hpp"
-#include "throttle.hpp"
-#include "work_stream.hpp"
+#include "transfer/backend.hpp"
+#include "transfer/hooks.hpp"
+#include "transfer/lane_table.hpp"
+#include "transfer/throttle.hpp"
+#include "transfer/work_stream.hpp"
 
 namespace forebay {
 
@@ -40,16 +41,11 @@ class HostBackend : public Backend, public TestHooks {
   WorkStream& stream(StreamHandle handle) const;
 
  private:
-  bool take_fault(Direction direction);
-  Direction direction_of(StreamHandle lane) const;
-  StreamHandle lane_handle(Direction direction, int lane) const;
-
   const std::uint64_t seed_;
   const Clock::duration longest_delay_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<WorkStream>> streams_;  // handle - 1
-  std::array<std::vector<StreamHandle>, kDirections> lanes_;
-  std::array<int, kDirections> windows_to_fault_{-1, -1};
+  LaneTable<WorkStream*> lanes_;
   std::array<Throttle, kDirections> throttles_;
 };
 

@@ -1,4 +1,4 @@
-#include "watchers.hpp"
+#include "transfer/watchers.hpp"
 
 namespace forebay {
 

@@ -1,4 +1,4 @@
-#include "throttle.hpp"
+#include "transfer/throttle.hpp"
 
 #include <algorithm>
 

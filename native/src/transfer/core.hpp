@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "arbiter.hpp"
-#include "watchers.hpp"
+#include "transfer/arbiter.hpp"
+#include "transfer/watchers.hpp"
 
 namespace forebay {
 

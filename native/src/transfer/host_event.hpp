@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "backend.hpp"
+#include "transfer/backend.hpp"
 
 namespace forebay {
 
