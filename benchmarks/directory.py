@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from report import Figure, Goal, arguments, finish, median_figure
 
-from forebay._native import BlockCounts, EvictionOrder
+from forebay._native import EvictionOrder
 from forebay.core.device import LeaseKind
 from forebay.core.directory import Directory, Session
 from forebay.core.store import Store
@@ -252,14 +252,13 @@ class Mix:
 
 
 class DirectoryMix(Mix):
-    """The directory, the eviction order and lease counts by block; no slots."""
+    """The directory, the eviction order and leases by block; no slots."""
 
     def __init__(self) -> None:
         super().__init__()
         blocks = CACHED_BLOCKS + 2 * SYSTEMS * TURNS * TURN_BLOCKS
         self.directory = Directory(KEY_BYTES)
-        self.order_of = EvictionOrder(blocks)
-        self.leases = BlockCounts(blocks, "a lease")
+        self.leases = EvictionOrder(blocks, "a lease")
         self.busy = np.zeros(blocks, np.bool_)
         self.free = np.arange(blocks, dtype=np.int32)
         self.free_count = blocks
@@ -267,27 +266,23 @@ class DirectoryMix(Mix):
     def serve(self, keys: bytes) -> int:
         match = self.directory.match(TENANT, keys)
         found = match.ids
-        self.touch(found)
+        self.leases.hold(found)
         missing = len(keys) // KEY_BYTES - len(found)
         if len(self.directory) + missing > CACHED_BLOCKS:
             self.evict(len(self.directory) + missing - CACHED_BLOCKS)
         self.free_count -= missing
         own = self.free[self.free_count : self.free_count + missing].copy()
-        self.touch(own)
+        self.leases.hold(own)
         self.directory.insert(TENANT, keys, len(found), own, match.session)
         path = np.concatenate([found, own])
-        self.order_of.append(self.leases.take_away(path), 0)
+        self.leases.append(self.leases.release(path), 0)
         return len(found)
-
-    def touch(self, blocks: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
-        """One lease more on each block: none of them may be given up."""
-        self.leases.add(blocks)
-        self.order_of.discard(blocks)
 
     def evict(self, count: int) -> None:
         """Give up the `count` blocks that were released longest ago, leaves first."""
-        victims = self.order_of.pop(count, 0, self.busy)
-        if not self.directory.remove_leaves(victims).all():
+        victims = self.leases.pop(count, 0, self.busy)
+        removed = self.directory.remove_leaves(victims)
+        if np.count_nonzero(removed) < len(victims):
             raise RuntimeError("the eviction order gave up a block before its children")
         self.free[self.free_count : self.free_count + count] = victims
         self.free_count += count

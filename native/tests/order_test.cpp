@@ -25,12 +25,14 @@ class OrderLife {
     for (int round = 0; round < rounds; ++round) {
       const int rank = below(2);
       const List blocks = some();
-      switch (below(6)) {
+      switch (below(8)) {
         case 0: append(blocks, rank); break;
         case 1: prepend(blocks, rank); break;
         case 2: discard(blocks); break;
         case 3: pop(below(kBlocks), rank); break;
         case 4: pop_newest(below(8), rank); break;
+        case 5: hold(blocks); break;
+        case 6: release(blocks); break;
         default: refuse(rank); break;
       }
       agree();
@@ -56,13 +58,26 @@ class OrderLife {
     }
   }
 
+  bool any_held(const List& blocks) {
+    return std::any_of(blocks.begin(), blocks.end(),
+                       [&](std::int32_t block) { return holds_[block] > 0; });
+  }
+
   void append(const List& blocks, int rank) {
+    if (any_held(blocks)) {
+      CHECK_THROWS(order_.append(blocks, rank), ProtocolError);
+      return;
+    }
     order_.append(blocks, rank);
     drop(blocks);
     model_[rank].insert(model_[rank].end(), blocks.rbegin(), blocks.rend());
   }
 
   void prepend(const List& blocks, int rank) {
+    if (any_held(blocks)) {
+      CHECK_THROWS(order_.prepend(blocks, rank), ProtocolError);
+      return;
+    }
     order_.prepend(blocks, rank);
     drop(blocks);
     model_[rank].insert(model_[rank].begin(), blocks.begin(), blocks.end());
@@ -93,12 +108,35 @@ class OrderLife {
     drop(expected);
   }
 
+  void hold(const List& blocks) {
+    order_.hold(blocks);
+    for (const std::int32_t block : blocks) ++holds_[block];
+    drop(blocks);
+  }
+
+  void release(const List& blocks) {
+    const bool all = std::all_of(blocks.begin(), blocks.end(),
+                                 [&](std::int32_t block) { return holds_[block] > 0; });
+    if (!all) {
+      CHECK_THROWS(order_.release(blocks), ProtocolError);
+      return;
+    }
+    List idle;
+    for (const std::int32_t block : blocks) {
+      if (--holds_[block] == 0) idle.push_back(block);
+    }
+    CHECK(order_.release(blocks) == idle);
+  }
+
   void refuse(int rank) {
     for (const std::int32_t wrong : {-1, kBlocks, kBlocks + 1, INT32_MAX, INT32_MIN}) {
       const List blocks{0, 1, wrong};
       CHECK_THROWS(order_.append(blocks, rank), ProtocolError);
       CHECK_THROWS(order_.prepend(blocks, rank), ProtocolError);
       CHECK_THROWS(order_.discard(blocks), ProtocolError);
+      CHECK_THROWS(order_.hold(blocks), ProtocolError);
+      CHECK_THROWS(order_.release(blocks), ProtocolError);
+      CHECK_THROWS(order_.holds(wrong), ProtocolError);
       CHECK_THROWS(order_.contains(wrong), ProtocolError);
     }
     for (const int wrong : {-1, 2}) {
@@ -121,6 +159,7 @@ class OrderLife {
       CHECK(order_.peek(3, rank) == List(model.begin(), model.begin() + front));
     }
     for (std::int32_t block = 0; block < kBlocks; ++block) {
+      CHECK(order_.holds(block) == holds_[block]);
       const auto stands = [&](const List& rank) {
         return std::find(rank.begin(), rank.end(), block) != rank.end();
       };
@@ -129,8 +168,9 @@ class OrderLife {
   }
 
   std::mt19937 random_;
-  EvictionOrder order_{kBlocks};
+  EvictionOrder order_{kBlocks, "a lease"};
   std::array<List, 2> model_;
+  std::array<std::int32_t, kBlocks> holds_{};
 };
 
 }  // namespace
@@ -140,12 +180,32 @@ TEST(an_order_agrees_with_lists) {
 }
 
 TEST(an_order_takes_a_block_named_twice_once) {
-  EvictionOrder order(4);
+  EvictionOrder order(4, "a lease");
   order.append(List{1, 2, 1}, 0);
   CHECK(order.count(0) == 2);
   order.prepend(List{3, 3}, 1);
   order.discard(List{2, 2});
   CHECK(order.peek(4, 0) == List{1} && order.peek(4, 1) == List{3});
+  order.hold(List{1, 1});
+  CHECK(order.holds(1) == 2 && order.count(0) == 0);
+  CHECK_THROWS(order.release(List{1, 1, 1}), ProtocolError);
+  CHECK(order.holds(1) == 2);
+  CHECK(order.release(List{1, 1}) == List{1});
+}
+
+TEST(a_stretch_of_an_order_leaves_in_either_direction) {
+  for (const List& gone : {List{2, 3, 4}, List{4, 3, 2}, List{3, 2, 4}, List{3, 4, 2}, List{2, 4}}) {
+    EvictionOrder order(8, "a lease");
+    order.append(List{1, 2, 3, 4, 5}, 0);
+    order.append(List{6, 7}, 1);
+    order.discard(gone);
+    List left{7, 6};
+    CHECK(order.peek(8, 1) == left);
+    left = gone.size() == 3 ? List{5, 1} : List{5, 3, 1};
+    CHECK(order.peek(8, 0) == left);
+    std::reverse(left.begin(), left.end());
+    CHECK(order.pop_newest(8, 0) == left && order.count(0) == 0);
+  }
 }
 
 TEST(counts_agree_with_a_map) {
@@ -188,5 +248,5 @@ TEST(counts_refuse_blocks_that_are_none) {
   }
   CHECK(counts.held() == 0 && counts.of(1) == 0);
   CHECK_THROWS(BlockCounts(-1, "a lease"), SettingsError);
-  CHECK_THROWS(EvictionOrder(INT64_MAX), SettingsError);
+  CHECK_THROWS(EvictionOrder(INT64_MAX, "a lease"), SettingsError);
 }

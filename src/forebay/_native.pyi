@@ -145,24 +145,47 @@ class EvictionOrder:
     order of its own; a block is in one of them at most. Every call costs time in proportion to the
     blocks that it is given, returns or passes over, however many stand.
 
+    A block that is held stands nowhere; `hold` says what holds it, in words for errors: "a lease".
+    A block named twice is held twice.
+
     Blocks are ids below `max_blocks`, in one-dimensional int32 arrays; anything else is a
     `ProtocolError`, with nothing changed. Arrays returned are read-only.
     """
 
-    def __init__(self, max_blocks: int) -> None: ...
+    def __init__(self, max_blocks: int, hold: str) -> None: ...
     def count(self, rank: int) -> int:
         """Blocks that stand in `rank`."""
 
     def contains(self, blocks: _Ids) -> NDArray[np.bool_]:
         """Whether each block stands in either rank."""
 
+    def holds(self, blocks: _Ids) -> _Ids:
+        """The holds on each block."""
+
+    def held(self, blocks: _Ids) -> NDArray[np.bool_]:
+        """Whether each block is held."""
+
+    def hold(self, blocks: _Ids) -> None:
+        """One hold more on each block, none of which stands any longer."""
+
+    def release(self, blocks: _Ids) -> _Ids:
+        """One hold less on each block. Returns those that nobody holds now, in order.
+
+        They do not stand yet. Raises `ProtocolError`, with nothing changed, for a block that nobody
+        holds.
+        """
+
     def append(self, blocks: _Ids, rank: int) -> None:
-        """Put `blocks` (root first) at the end of `rank`. Moves those that stand already."""
+        """Put `blocks` (root first) at the end of `rank`. Moves those that stand already.
+
+        Raises `ProtocolError`, with nothing changed, for a block that is held.
+        """
 
     def prepend(self, blocks: _Ids, rank: int) -> None:
         """Put `blocks` (leaf first, as `pop` gave them) at the very front of `rank`.
 
-        Moves those that stand already.
+        Moves those that stand already. Raises `ProtocolError`, with nothing changed, for a block
+        that is held.
         """
 
     def discard(self, blocks: _Ids) -> None:

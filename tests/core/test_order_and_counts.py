@@ -35,8 +35,9 @@ def ids(blocks: list[int], layout: str = "contiguous") -> NDArray[np.int32]:
 class OrderMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.order = EvictionOrder(BLOCKS)
+        self.order = EvictionOrder(BLOCKS, "a lease")
         self.model: tuple[list[int], list[int]] = ([], [])
+        self.holds: Counter[int] = Counter()
 
     def drop(self, blocks: list[int]) -> None:
         for standing in self.model:
@@ -44,12 +45,20 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(blocks=blocks_of_one_path, rank=ranks, layout=layouts)
     def append(self, blocks: list[int], rank: int, layout: str) -> None:
+        if any(self.holds[block] for block in blocks):
+            with pytest.raises(ProtocolError, match="is under a lease"):
+                self.order.append(ids(blocks, layout), rank)
+            return
         self.order.append(ids(blocks, layout), rank)
         self.drop(blocks)
         self.model[rank].extend(reversed(blocks))
 
     @rule(blocks=blocks_of_one_path, rank=ranks, layout=layouts)
     def prepend(self, blocks: list[int], rank: int, layout: str) -> None:
+        if any(self.holds[block] for block in blocks):
+            with pytest.raises(ProtocolError, match="is under a lease"):
+                self.order.prepend(ids(blocks, layout), rank)
+            return
         self.order.prepend(ids(blocks, layout), rank)
         self.drop(blocks)
         self.model[rank][:0] = blocks
@@ -58,6 +67,22 @@ class OrderMachine(RuleBasedStateMachine):
     def discard(self, blocks: list[int], layout: str) -> None:
         self.order.discard(ids(blocks, layout))
         self.drop(blocks)
+
+    @rule(blocks=blocks_of_one_path, layout=layouts)
+    def hold(self, blocks: list[int], layout: str) -> None:
+        self.order.hold(ids(blocks, layout))
+        self.holds.update(blocks)
+        self.drop(blocks)
+
+    @rule(blocks=blocks_of_one_path, layout=layouts)
+    def release(self, blocks: list[int], layout: str) -> None:
+        if all(self.holds[block] for block in blocks):
+            self.holds.subtract(blocks)
+            idle = [block for block in blocks if not self.holds[block]]
+            assert self.order.release(ids(blocks, layout)).tolist() == idle
+            return
+        with pytest.raises(ProtocolError, match="a lease was given back twice"):
+            self.order.release(ids(blocks, layout))
 
     @rule(count=st.integers(-1, 8), rank=ranks, busy=st.none() | st.sets(st.integers(0, 11)))
     def pop(self, count: int, rank: int, busy: set[int] | None) -> None:
@@ -82,6 +107,9 @@ class OrderMachine(RuleBasedStateMachine):
         everything = np.arange(BLOCKS, dtype=np.int32)
         standing = self.model[0] + self.model[1]
         assert (self.order.contains(everything) == np.isin(everything, standing)).all()
+        holds = [self.holds[block] for block in range(BLOCKS)]
+        assert self.order.holds(everything).tolist() == holds
+        assert self.order.held(everything).tolist() == [count > 0 for count in holds]
 
 
 TestOrder = OrderMachine.TestCase
@@ -138,6 +166,10 @@ ODD_ARRAYS: dict[str, object] = {
         lambda order, counts, blocks: order.prepend(blocks, 1),
         lambda order, counts, blocks: order.discard(blocks),
         lambda order, counts, blocks: order.contains(blocks),
+        lambda order, counts, blocks: order.hold(blocks),
+        lambda order, counts, blocks: order.release(blocks),
+        lambda order, counts, blocks: order.holds(blocks),
+        lambda order, counts, blocks: order.held(blocks),
         lambda order, counts, blocks: counts.add(blocks),
         lambda order, counts, blocks: counts.take_away(blocks),
         lambda order, counts, blocks: counts.of(blocks),
@@ -147,13 +179,15 @@ ODD_ARRAYS: dict[str, object] = {
 def test_what_are_no_blocks_is_refused_without_change(
     call: Callable[[EvictionOrder, BlockCounts, object], object], blocks: object
 ) -> None:
-    order, counts = EvictionOrder(BLOCKS), BlockCounts(BLOCKS, "a lease")
+    order, counts = EvictionOrder(BLOCKS, "a lease"), BlockCounts(BLOCKS, "a lease")
     order.append(ids([1, 2]), 0)
+    order.hold(ids([3]))
     counts.add(ids([1, 2]))
     with pytest.raises(ProtocolError):
         call(order, counts, blocks)
     assert order.peek(BLOCKS, 0).tolist() == [2, 1]
     assert order.count(1) == 0
+    assert order.holds(np.arange(4, dtype=np.int32)).tolist() == [0, 0, 0, 1]
     assert counts.of(np.arange(4, dtype=np.int32)).tolist() == [0, 1, 1, 0]
 
 
@@ -171,14 +205,16 @@ def test_what_are_no_blocks_is_refused_without_change(
     ],
 )
 def test_odd_ranks_and_flags_are_refused(call: Callable[[EvictionOrder], object]) -> None:
-    order = EvictionOrder(BLOCKS)
+    order = EvictionOrder(BLOCKS, "a lease")
     order.append(ids([3]), 0)
     with pytest.raises(ProtocolError):
         call(order)
     assert order.peek(BLOCKS, 0).tolist() == [3]
 
 
-@pytest.mark.parametrize("make", [EvictionOrder, lambda most: BlockCounts(most, "a lease")])
+@pytest.mark.parametrize(
+    "make", [lambda most: EvictionOrder(most, "a lease"), lambda most: BlockCounts(most, "a lease")]
+)
 @pytest.mark.parametrize("most", [-1, 2**31])
 def test_there_are_no_so_many_blocks(make: Callable[[int], object], most: int) -> None:
     with pytest.raises(SettingsError, match="max_blocks"):
@@ -186,7 +222,7 @@ def test_there_are_no_so_many_blocks(make: Callable[[int], object], most: int) -
 
 
 def test_results_cannot_be_written() -> None:
-    order, counts = EvictionOrder(BLOCKS), BlockCounts(BLOCKS, "a lease")
+    order, counts = EvictionOrder(BLOCKS, "a lease"), BlockCounts(BLOCKS, "a lease")
     order.append(ids([1, 2]), 0)
     for result in (order.peek(1, 0), counts.add(ids([1])), counts.any(ids([1]))):
         assert not result.flags.writeable

@@ -9,8 +9,9 @@ BlockCounts::BlockCounts(std::int64_t max_blocks, std::string what)
     : max_blocks_(checked_max_blocks(max_blocks)), what_(std::move(what)), counts_(max_blocks) {}
 
 std::vector<std::int32_t> BlockCounts::add(BlockIds blocks) {
+  check_blocks(blocks, max_blocks_);
   for (const std::int32_t block : blocks) {
-    if (counts_[checked_block(block, max_blocks_)] > std::numeric_limits<std::int32_t>::max() / 2) {
+    if (counts_[block] > std::numeric_limits<std::int32_t>::max() / 2) {
       throw ProtocolError(what_ + " was taken without end and never given back");
     }
   }

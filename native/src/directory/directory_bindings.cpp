@@ -166,11 +166,13 @@ void bind_tree(nb::module_& module) {
       });
 }
 
-nb::object standing(const EvictionOrder& self, nb::handle blocks) {
+// What `of` says of each block.
+template <typename Result, typename Of>
+nb::object of_each(nb::handle blocks, Of of) {
   const IdsArgument given(blocks, "blocks");
-  FlagsResult result(given.values().size());
-  std::uint8_t* out = result.data();
-  for (const std::int32_t block : given.values()) *out++ = self.contains(block);
+  Result result(given.values().size());
+  auto* out = result.data();
+  for (const std::int32_t block : given.values()) *out++ = of(block);
   return result.array();
 }
 
@@ -182,9 +184,28 @@ nb::object pop(EvictionOrder& self, std::int64_t count, int rank, nb::handle bus
 
 void bind_order(nb::module_& module) {
   nb::class_<EvictionOrder>(module, "EvictionOrder")
-      .def(nb::init<std::int64_t>(), nb::arg("max_blocks"))
+      .def(nb::init<std::int64_t, std::string>(), nb::arg("max_blocks"), nb::arg("hold"))
       .def("count", &EvictionOrder::count)
-      .def("contains", &standing)
+      .def("contains",
+           [](const EvictionOrder& self, nb::handle blocks) {
+             return of_each<FlagsResult>(blocks, [&](auto block) { return self.contains(block); });
+           })
+      .def("holds",
+           [](const EvictionOrder& self, nb::handle blocks) {
+             return of_each<IdsResult>(blocks, [&](auto block) { return self.holds(block); });
+           })
+      .def("held",
+           [](const EvictionOrder& self, nb::handle blocks) {
+             return of_each<FlagsResult>(blocks, [&](auto block) { return self.holds(block) > 0; });
+           })
+      .def("hold",
+           [](EvictionOrder& self, nb::handle blocks) {
+             self.hold(IdsArgument(blocks, "blocks").values());
+           })
+      .def("release",
+           [](EvictionOrder& self, nb::handle blocks) {
+             return ids_of(self.release(IdsArgument(blocks, "blocks").values()));
+           })
       .def("append",
            [](EvictionOrder& self, nb::handle blocks, int rank) {
              self.append(IdsArgument(blocks, "blocks").values(), rank);
@@ -207,28 +228,18 @@ void bind_order(nb::module_& module) {
       });
 }
 
-nb::object count_of(const BlockCounts& self, nb::handle blocks) {
-  const IdsArgument given(blocks, "blocks");
-  IdsResult result(given.values().size());
-  std::int32_t* out = result.data();
-  for (const std::int32_t block : given.values()) *out++ = self.of(block);
-  return result.array();
-}
-
-nb::object any_of(const BlockCounts& self, nb::handle blocks) {
-  const IdsArgument given(blocks, "blocks");
-  FlagsResult result(given.values().size());
-  std::uint8_t* out = result.data();
-  for (const std::int32_t block : given.values()) *out++ = self.of(block) > 0;
-  return result.array();
-}
-
 void bind_counts(nb::module_& module) {
   nb::class_<BlockCounts>(module, "BlockCounts")
       .def(nb::init<std::int64_t, std::string>(), nb::arg("max_blocks"), nb::arg("what"))
       .def_prop_ro("held", &BlockCounts::held)
-      .def("of", &count_of)
-      .def("any", &any_of)
+      .def("of",
+           [](const BlockCounts& self, nb::handle blocks) {
+             return of_each<IdsResult>(blocks, [&](auto block) { return self.of(block); });
+           })
+      .def("any",
+           [](const BlockCounts& self, nb::handle blocks) {
+             return of_each<FlagsResult>(blocks, [&](auto block) { return self.of(block) > 0; });
+           })
       .def("add",
            [](BlockCounts& self, nb::handle blocks) {
              return ids_of(self.add(IdsArgument(blocks, "blocks").values()));

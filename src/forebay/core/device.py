@@ -26,11 +26,10 @@ class OwnDevicePool:
     def __init__(self, slots: int, max_blocks: int) -> None:
         self.tier = TierSlots(slots)
         self._slot: Ids = np.full(max_blocks, -1, np.int32)
-        self._leases = BlockCounts(max_blocks, "a lease")
         self._prefetch = BlockCounts(max_blocks, "a prefetch lease")
         self._wanted = BlockCounts(max_blocks, "protection")
         self._busy: NDArray[np.bool_] = np.zeros(max_blocks, np.bool_)
-        self._order = EvictionOrder(max_blocks)
+        self._order = EvictionOrder(max_blocks, "a lease")
 
     @property
     def slots(self) -> int:
@@ -65,7 +64,7 @@ class OwnDevicePool:
         return self.tier.stamps(self._slot.take(blocks))
 
     def leases(self, blocks: Ids) -> NDArray[np.int32]:
-        return self._leases.of(blocks)
+        return self._order.holds(blocks)
 
     def idle(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block stands in an eviction order: published, on the device, not leased."""
@@ -83,15 +82,14 @@ class OwnDevicePool:
         return evicted
 
     def touch(self, blocks: Ids, kind: LeaseKind) -> None:
-        self._leases.add(blocks)
+        self._order.hold(blocks)
         if kind is LeaseKind.PREFETCH:
             self._prefetch.add(blocks)
-        self._order.discard(blocks)
 
     def release(self, blocks: Ids, kind: LeaseKind, step: int) -> Ids:
         if kind is LeaseKind.PREFETCH:
             self._prefetch.take_away(blocks)
-        idle = self._leases.take_away(blocks)
+        idle = self._order.release(blocks)
         slots = self._slot.take(blocks)
         here = slots >= 0
         self.tier.touch(slots if np.count_nonzero(here) == len(slots) else slots[here], step)

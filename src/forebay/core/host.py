@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay._native import BlockCounts, EvictionOrder
+from forebay._native import EvictionOrder
 from forebay.core.arrays import Ids
 from forebay.core.slots import SlotState, TierSlots
 from forebay.errors import ProtocolError
@@ -25,8 +25,7 @@ class HostPool:
     def __init__(self, slots: int, max_blocks: int) -> None:
         self.tier = TierSlots(slots, opened=0)
         self._slot: Ids = np.full(max_blocks, -1, np.int32)
-        self._holds = BlockCounts(max_blocks, "a host slot")
-        self._order = EvictionOrder(max_blocks)
+        self._order = EvictionOrder(max_blocks, "a hold")
 
     @property
     def slots(self) -> int:
@@ -39,7 +38,7 @@ class HostPool:
 
     def held(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether a copy reads each block's slot."""
-        return self._holds.any(blocks)
+        return self._order.held(blocks)
 
     def valid(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block has a host slot whose save has completed."""
@@ -56,17 +55,16 @@ class HostPool:
 
     def hold(self, blocks: Ids) -> None:
         """A copy reads `blocks`: out of the order until `unhold`."""
-        self._holds.add(blocks)
-        self._order.discard(blocks)
+        self._order.hold(blocks)
 
     def unhold(self, blocks: Ids, *, on_device: bool) -> None:
         """A copy that read `blocks` (root first) has ended; whether they are on the device now."""
-        free = self._holds.take_away(blocks)
+        free = self._order.release(blocks)
         self._order.append(free, _COPIES if on_device else _SOLE)
 
     def left_device(self, leaf_first: Ids) -> None:
         """`leaf_first`, all valid here, lost their device slot: now they are only here."""
-        unheld = leaf_first[~self._holds.any(leaf_first)]
+        unheld = leaf_first[~self._order.held(leaf_first)]
         self._order.append(unheld[::-1], _SOLE)
 
     def newest_copies(self, count: int) -> Ids:
@@ -98,7 +96,7 @@ class HostPool:
     def _drop(self, blocks: Ids, state: SlotState) -> None:
         if not len(blocks):
             return
-        if np.count_nonzero(self._holds.any(blocks)):
+        if np.count_nonzero(self._order.held(blocks)):
             raise ProtocolError("a host slot was to be freed while a copy reads it")
         self._order.discard(blocks)
         self.tier.move(self._slot.take(blocks), state)
