@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from report import Figure, Goal, arguments, finish, median_figure
 
 from forebay._native import EvictionOrder
 from forebay.core.device import LeaseKind
 from forebay.core.directory import Directory, Session
 from forebay.core.store import Store
+from forebay.measure.report import Figure, Goal, arguments, finish, median_figure
 
 GOALS = {
     "match_32k_1node_us": Goal(at_most=15),
@@ -359,7 +359,7 @@ def main() -> int:
         weigh(options.weigh)
         return 0
     figures = match_figures() + request_figures() + eviction_figures() + memory_figures()
-    return finish(figures, GOALS, options)
+    return finish(figures, GOALS, json=options.json, strict=options.strict)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from forebay.engine.folder import SMOLLM2  # isort: skip
 from forebay.engine.models import LoadedModel, load_model  # isort: skip
 
 import numpy as np
-import report
 import torch
 from numpy.typing import NDArray
 from transformers.generation.streamers import BaseStreamer
@@ -26,6 +25,7 @@ from forebay.engine.attention import PAGED
 from forebay.engine.pool import KVPool
 from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.sampler import Sampler, SamplingParams, sample
+from forebay.measure import report
 
 GOALS = {"engine_vs_generate_b8": report.Goal(at_least=2.5)}
 REQUESTS = 8
@@ -136,7 +136,9 @@ def main() -> int:
     loaded = load_model(SMOLLM2)
     generation: Any = loaded.model.generation_config
     generation.eos_token_id = None
-    return report.finish([measure(loaded, options)], GOALS, options)
+    return report.finish(
+        [measure(loaded, options)], GOALS, json=options.json, strict=options.strict
+    )
 
 
 if __name__ == "__main__":

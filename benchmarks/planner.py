@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
-from report import Figure, Goal, arguments, finish
 
 from forebay.cache import Cache
 from forebay.config import CacheSettings
 from forebay.core.planner import Running
 from forebay.core.requests import Request, Ticket
+from forebay.measure.report import Figure, Goal, arguments, finish
 from forebay.transfer.messages import Completion, Outcome, Report, Transfer, TransferClass
 
 BLOCK_TOKENS = 16
@@ -225,7 +225,8 @@ def main() -> int:
             Figure("plan_ms_256_waiting_worst", max(spent_ms), "ms", shown, settings),
         ],
         GOALS,
-        options,
+        json=options.json,
+        strict=options.strict,
     )
 
 

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import report
+
+from forebay.measure import report
 
 GOALS = {
     "serve_start_s": report.Goal(at_most=12),
@@ -324,7 +325,7 @@ def main() -> int:
         if options.only in (None, name):
             print(f"measuring {name}", file=sys.stderr, flush=True)
             figures += measure()
-    return report.finish(figures, GOALS, options)
+    return report.finish(figures, GOALS, json=options.json, strict=options.strict)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.benches import bench
 from forebay.cli.garbage import collections_off
 from forebay.cli.told import told
 from forebay.demo.settings import DemoSettings
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench, name="bench")
 
 _Model = Annotated[
     str,

@@ -1,8 +1,7 @@
 """What every benchmark prints and writes: figures, the goal of each, and where they were measured.
 
 A benchmark builds a list of `Figure`, each id once, and hands it to `finish`, which prints a table
-and, with `--json FILE`, writes the same figures for a machine to read. Run one as
-``python benchmarks/NAME.py --json FILE``.
+and, where a file is given, writes the same figures for a machine to read.
 """
 
 from __future__ import annotations
@@ -12,17 +11,21 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
-from forebay.errors import SettingsError
-from forebay.transfer.pinned import cuda_devices
+from forebay.machine.driver import read_driver
 
-_PACKAGES = ("forebay", "numpy", "torch", "transformers", "nanobind")
+COMMIT_VARIABLE = "FOREBAY_COMMIT"
+"""Names the commit where the code that is measured does not lie in its repository."""
+
+_PACKAGES = ("forebay", "numpy", "torch", "transformers", "nanobind", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +86,26 @@ def arguments(
 
 
 def machine() -> dict[str, object]:
-    """The processor, its cores that this process may use, memory, and operating system."""
+    """The processor, its cores that this process may use, memory, system, driver and GPUs."""
+    driver = read_driver()
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_average": list(os.getloadavg()),
-        "gpus": _gpus(),
+        "driver": None if driver.version is None else ".".join(map(str, driver.version)),
+        "kernel_module": _kernel_module(),
+        "gpus": [device.name for device in driver.devices],
     }
 
 
-def _gpus() -> list[str]:
+def _kernel_module() -> str | None:
+    """The release of NVIDIA's driver, like 580.95.05."""
     try:
-        return [device.name for device in cuda_devices()]
-    except SettingsError:
-        return []
+        return Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 def versions() -> dict[str, str]:
@@ -113,8 +120,14 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit measured, with "+changes" when the working tree differs; "unknown" outside git."""
-    root = Path(__file__).resolve().parent.parent
+    """The commit measured: that of `COMMIT_VARIABLE`, or of the repository that this file is in.
+
+    "+changes" is added when its working tree differs; "unknown" outside git.
+    """
+    named = os.environ.get(COMMIT_VARIABLE, "")
+    if named:
+        return named
+    root = Path(__file__).resolve().parents[3]
     head = _git(root, "rev-parse", "HEAD")
     if not head:
         return "unknown"
@@ -127,27 +140,40 @@ def document(figures: Sequence[Figure]) -> dict[str, object]:
     if len(set(ids)) != len(ids):
         raise ValueError(f"each figure id may appear once, got {ids}")
     return {
+        "command": _command(),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
         "figures": [
             {
                 "id": figure.id,
                 "value": float(figure.value),
                 "unit": figure.unit,
-                "samples": [float(sample) for sample in figure.samples],
                 "settings": dict(figure.settings),
+                "samples": [_short(sample) for sample in figure.samples],
             }
             for figure in figures
         ],
-        "machine": machine(),
-        "versions": versions(),
-        "commit": commit(),
     }
 
 
 def write(figures: Sequence[Figure], path: Path | str) -> None:
-    """Write `figures` with machine, versions and commit to `path`, making its folder."""
+    """Write `figures` and where they were measured to `path`, a line each, making its folder."""
+    told = document(figures)
+    rows = ",\n".join(f"    {json.dumps(row)}" for row in cast("list[object]", told["figures"]))
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(told[name])}" for name in told if name != "figures"
+    ]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document(figures), indent=2) + "\n", encoding="utf-8")
+    body = ",\n".join([*lines, f'  "figures": [\n{rows}\n  ]'])
+    path.write_text(f"{{\n{body}\n}}\n", encoding="utf-8")
+
+
+def read(path: Path | str) -> list[Figure]:
+    """The figures that `write` wrote to `path`."""
+    told = json.loads(Path(path).read_text(encoding="utf-8"))
+    return [Figure(**each) for each in told["figures"]]
 
 
 def table(figures: Sequence[Figure], goals: Mapping[str, Goal]) -> str:
@@ -175,15 +201,26 @@ def table(figures: Sequence[Figure], goals: Mapping[str, Goal]) -> str:
 
 
 def finish(
-    figures: Sequence[Figure], goals: Mapping[str, Goal], options: argparse.Namespace
+    figures: Sequence[Figure], goals: Mapping[str, Goal], *, json: Path | None, strict: bool
 ) -> int:
-    """Print the table, write `options.json` if given; the exit status that `--strict` asks for."""
+    """Print the table, write it to `json` if given; 1 where a goal is missed and `strict`, or 0."""
     print(table(figures, goals), flush=True)
-    if options.json is not None:
-        write(figures, options.json)
-        print(f"written: {options.json}", file=sys.stderr)
+    if json is not None:
+        write(figures, json)
+        print(f"written: {json}", file=sys.stderr)
     missed = [f.id for f in figures if f.id in goals and not goals[f.id].met_by(f.value)]
-    return 1 if missed and options.strict else 0
+    return 1 if missed and strict else 0
+
+
+def _command() -> str:
+    """As it would be typed again, without the folders of this machine."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["forebay" if name == "__main__.py" else name, *sys.argv[1:]])
+
+
+def _short(sample: float) -> float:
+    """Five digits: more than any clock here tells, at half the length."""
+    return float(f"{sample:.5g}")
 
 
 def _spread(samples: Sequence[float]) -> str:

@@ -1,0 +1,1 @@
+"""`forebay bench`: what the link and the mover do on this machine, against floor and rivals."""

@@ -1,0 +1,185 @@
+"""Figures as a picture: ratios beside their goals, waits as distributions, rivals on their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Sheet
+
+from forebay.bench.goals import AXES, LEADS_MS
+from forebay.errors import SettingsError
+from forebay.measure.report import Figure, Goal
+
+_COLOURS = ("#1b998b", "#33507a", "#f08a24", "#9a86c4", "#d7263d", "#7fa6d6", "#6b7686")
+_GOOD, _BAD = "#1b998b", "#d7263d"
+_FAINT = "#6b7686"
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": "#222b38",
+    "axes.edgecolor": "#c4cbd5",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _FAINT,
+    "ytick.color": "#222b38",
+}
+_WIDTH_IN, _PANEL_IN, _HEAD_IN = 10.0, 2.9, 0.7
+_MARKS = {"64k": "o", "2m": "s"}
+
+ById = Mapping[str, Figure]
+Panel = Callable[[Axes], None]
+
+
+def draw(
+    figures: Sequence[Figure],
+    goals: Mapping[str, Goal],
+    path: Path | str,
+    *,
+    title: str,
+    subtitle: str,
+) -> None:
+    """Draw what of `figures` has a picture into the PNG `path`, making its folder.
+
+    Raises SettingsError where nothing has one.
+    """
+    panels = list(_panels({figure.id: figure for figure in figures}, goals))
+    if not panels:
+        raise SettingsError("none of what was measured has a picture: measure more parts")
+    height_in = _HEAD_IN + _PANEL_IN * len(panels)
+    with mpl.rc_context(_STYLE):
+        sheet = Sheet(figsize=(_WIDTH_IN, height_in), layout="constrained")
+        sheet.get_layout_engine().set(rect=(0, 0, 1, 1 - _HEAD_IN / height_in), hspace=0.08)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
+        for number, panel in enumerate(panels):
+            panel(sheet.add_subplot(len(panels), 1, number + 1))
+        sheet.text(0.02, 1 - 0.3 / height_in, title, size=13, weight="bold")
+        sheet.text(0.02, 1 - 0.53 / height_in, subtitle, size=9, color=_FAINT)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        FigureCanvasAgg(sheet)
+        sheet.savefig(path, format="png", dpi=130, facecolor="white")
+
+
+def _panels(by_id: ById, goals: Mapping[str, Goal]) -> list[Panel]:
+    ratios = [f for f in by_id.values() if f.unit == "ratio" and f.id in goals and f.samples]
+    found: list[Panel] = []
+    if ratios:
+        found.append(lambda axis: _ratios(axis, ratios, goals))
+    foreign = {n: f.samples for n, f in by_id.items() if n.startswith("foreign_") and f.samples}
+    if foreign:
+        found.append(lambda axis: _waits(axis, foreign, "a foreign 64 KiB copy takes, us"))
+    rivals = _rivals(by_id)
+    if rivals:
+        found.append(lambda axis: _draw_rivals(axis, rivals))
+    steps = _steps(by_id)
+    if steps:
+        found.append(lambda axis: _waits(axis, steps, "a decode step takes, ms", log=False))
+    if all(f"textbook_excess_{lead}_ms" in by_id for lead in LEADS_MS):
+        found.append(lambda axis: _textbook(axis, by_id))
+    launches = {n: f.samples for n, f in by_id.items() if n.startswith("launch_delay_")}
+    if launches:
+        found.append(lambda axis: _waits(axis, launches, "a launch beside copies takes, us"))
+    if "urgent_wait_windows" in by_id:
+        urgent = {"urgent": by_id["urgent_wait_windows"].samples}
+        found.append(lambda axis: _waits(axis, urgent, "an urgent load takes, windows"))
+    return found
+
+
+def _ratios(axis: Axes, figures: Sequence[Figure], goals: Mapping[str, Goal]) -> None:
+    """Each figure as a bar, its rounds as dots, its goal as a tick."""
+    for row, figure in enumerate(figures):
+        goal = goals[figure.id]
+        colour = _GOOD if goal.met_by(figure.value) else _BAD
+        axis.barh(row, figure.value, height=0.6, color=colour, alpha=0.35)
+        axis.plot(figure.samples, [row] * len(figure.samples), ".", color=colour, markersize=4)
+        for bound in (goal.at_least, goal.at_most):
+            if bound is not None:
+                axis.plot([bound, bound], [row - 0.42, row + 0.42], color="#222b38", linewidth=1.5)
+    axis.set_yticks(range(len(figures)), [figure.id for figure in figures])
+    axis.invert_yaxis()
+    axis.set_xlabel("ratio (a dot is a round, the black tick the goal)", color=_FAINT)
+
+
+def _waits(
+    axis: Axes, samples: Mapping[str, Sequence[float]], label: str, *, log: bool = True
+) -> None:
+    """The share of samples at or above each wait, so that tails can be read off."""
+    for (name, values), colour in zip(samples.items(), _COLOURS, strict=False):
+        ordered = np.sort(np.asarray(values, dtype=float))
+        above = 1.0 - np.arange(len(ordered)) / len(ordered)
+        axis.step(ordered, above, where="pre", color=colour, label=name, linewidth=1.3)
+    axis.set_yscale("log")
+    if log:
+        axis.set_xscale("log")
+    axis.axhline(0.01, color=_FAINT, linewidth=0.7, linestyle=":")
+    axis.set_xlabel(label, color=_FAINT)
+    axis.set_ylabel("share that takes longer", color=_FAINT)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _rivals(by_id: ById) -> list[tuple[str, str, float, float, float]]:
+    """(layout, name, GB/s, foreign p99 in us, decode ms per GB) of each."""
+    found: list[tuple[str, str, float, float, float]] = []
+    for id_, figure in by_id.items():
+        if id_.startswith("rival_") and id_.endswith("_gb_per_s"):
+            stem = id_.removesuffix("gb_per_s")
+            layout, _, name = stem.removeprefix("rival_").rstrip("_").partition("_")
+            wait_us, decode_ms = (by_id[stem + axis].value for axis in AXES[1:])
+            found.append((layout, name, figure.value, wait_us, decode_ms))
+    return found
+
+
+def _draw_rivals(axis: Axes, rivals: Sequence[tuple[str, str, float, float, float]]) -> None:
+    names = list(dict.fromkeys(name for _, name, *_ in rivals))
+    for layout, name, rate, wait_us, decode_ms in rivals:
+        colour = _COLOURS[names.index(name) % len(_COLOURS)]
+        axis.plot(rate, wait_us, _MARKS.get(layout, "^"), color=colour, markersize=9)
+        axis.annotate(
+            f"{name}, {layout}\n{decode_ms:.2g} ms of decode per GB",
+            (rate, wait_us),
+            xytext=(-8, 6),
+            textcoords="offset points",
+            ha="right",
+            size=7.5,
+        )
+    axis.set_yscale("log")
+    axis.set_xlim(left=0)
+    axis.margins(y=0.35)
+    axis.set_xlabel("GB/s", color=_FAINT)
+    axis.set_ylabel("foreign copy, p99, us", color=_FAINT)
+
+
+def _steps(by_id: ById) -> dict[str, Sequence[float]]:
+    found: dict[str, Sequence[float]] = {}
+    for case in ("load", "both"):
+        figure = by_id.get(f"decode_inflation_{case}")
+        if figure is not None:
+            found.setdefault("alone", _numbers(figure, "alone_ms"))
+            found[f"beside {'loads' if case == 'load' else 'loads and saves'}"] = _numbers(
+                figure, "beside_ms"
+            )
+    return {name: values for name, values in found.items() if values}
+
+
+def _textbook(axis: Axes, by_id: ById) -> None:
+    """How long the reader waited by how far ahead the load began, over what the link needs."""
+    figures = [by_id[f"textbook_excess_{lead}_ms"] for lead in LEADS_MS]
+    needed = float(str(figures[0].settings["needed_ms"]))
+    leads = np.linspace(0.0, max(LEADS_MS) * 1.05, 200)
+    axis.plot(leads, np.maximum(0.0, needed - leads), color=_FAINT, label="the link at best")
+    for figure in figures:
+        led, waited = (_numbers(figure, name) for name in ("led_samples_ms", "exposed_samples_ms"))
+        axis.plot(led, waited, ".", color=_COLOURS[0], markersize=6)
+    axis.set_xlabel("the load of 671 MB began so many ms before it was needed", color=_FAINT)
+    axis.set_ylabel("exposed wait, ms", color=_FAINT)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _numbers(figure: Figure, name: str) -> list[float]:
+    found = figure.settings.get(name)
+    return [float(each) for each in found] if isinstance(found, list) else []
