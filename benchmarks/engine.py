@@ -133,7 +133,7 @@ def measure(loaded: LoadedModel, options: argparse.Namespace) -> report.Figure:
 def main() -> int:
     options = arguments()
     torch.set_num_threads(options.threads)
-    loaded = load_model(SMOLLM2)
+    loaded = load_model(SMOLLM2, device="cpu")
     generation: Any = loaded.model.generation_config
     generation.eos_token_id = None
     return report.finish(

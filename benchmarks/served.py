@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--direct", action="store_true", help="a second engine for `generate`")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    loaded = tiny_model() if options.model == TINY else load_model(SMOLLM2)
+    loaded = tiny_model() if options.model == TINY else load_model(SMOLLM2, device="cpu")
     settings = EngineSettings(
         device_tokens=32 * 1024,
         host_bytes=1 << 28,

@@ -27,6 +27,17 @@ from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
+from forebay.transfer.pinned import cuda_devices
+
+
+def cuda_is_here() -> bool:
+    try:
+        return bool(cuda_devices())
+    except SettingsError:
+        return False
+
+
+NO_GPU = "there is no cuda:99: this process sees" if cuda_is_here() else "no NVIDIA driver"
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +96,11 @@ def test_modes():
         (("chat", "--model", "/no/such/folder"), "/no/such/folder"),
         (("chat", "--host-bytes", "much"), "no size"),
         (("chat", "--temperature", "-1"), "temperature"),
+        (("chat", "--device", "gpu"), "must be auto, cpu, cuda or cuda:N"),
+        (("chat", "--device", "cuda:99"), NO_GPU),
+        (("serve", "--device", "cuda:99"), NO_GPU),
+        (("demo", "--device", "cuda:99"), NO_GPU),
+        (("serve", "--dtype", "int8"), "dtype is 'int8', and must be one of auto, bfloat16"),
     ],
 )
 def test_what_a_user_can_put_right_is_one_line(arguments: tuple[str, ...], said: str):

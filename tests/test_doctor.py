@@ -90,7 +90,14 @@ def test_limits_of_address_space_fail_what_is_above(tmp_path: Path):
         (128 * GIB, GPU, Level.OK),
     ],
 )
-def test_locked_memory(tmp_path: Path, limit: int | None, driver: Driver, level: Level):
+def test_locked_memory(
+    tmp_path: Path,
+    limit: int | None,
+    driver: Driver,
+    level: Level,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(software, "torch_cuda", lambda: (13, 0))
     limits = {resource.RLIMIT_MEMLOCK: limit}
     machine = machine_of(tmp_path, machines.bare_metal(), limits=limits, driver=driver)
     finding = found(machine, "locked memory", host_bytes=64 * GIB)
@@ -180,10 +187,61 @@ def test_torch_newer_than_the_driver_and_none_at_all(
 ):
     old = Driver(version=(12, 8), devices=(H200,))
     machine = machine_of(tmp_path, machines.bare_metal(), driver=old)
-    monkeypatch.setattr(software, "_cuda_of_torch", lambda: (13, 0))
+    monkeypatch.setattr(software, "torch_cuda", lambda: (13, 0))
     assert found(machine, "PyTorch").level is Level.FAIL
-    monkeypatch.setattr(software, "_cuda_of_torch", lambda: None)
+    monkeypatch.setattr(software, "torch_cuda", lambda: None)
     assert found(machine, "PyTorch").level is Level.NOTE
+
+
+@pytest.mark.parametrize(
+    ("wanted", "built", "driver", "level", "said"),
+    [
+        ("auto", (13, 0), GPU, Level.OK, "cuda:0, NVIDIA H200 (auto)"),
+        ("auto", (13, 0), NO_DRIVER, Level.OK, "cpu (auto: no GPU is seen)"),
+        ("auto", None, GPU, Level.OK, "cpu (auto: PyTorch is not there, or"),
+        ("cpu", (13, 0), GPU, Level.OK, "cpu (--device cpu)"),
+        ("cuda", (13, 0), GPU, Level.OK, "cuda:0, NVIDIA H200 (--device cuda)"),
+        ("cuda", None, GPU, Level.FAIL, "a build for the CPU"),
+        ("cuda:1", (13, 0), GPU, Level.FAIL, "the driver shows 1, counted from 0"),
+        ("cuda", (14, 0), GPU, Level.FAIL, "needs a driver of CUDA 14, and this one has 13"),
+        ("cuda", (13, 0), NO_DRIVER, Level.FAIL, "--device cuda: no GPU is seen"),
+        ("tpu", (13, 0), GPU, Level.FAIL, "must be auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_what_a_server_would_run_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    built: tuple[int, int] | None,
+    driver: Driver,
+    level: Level,
+    said: str,
+):
+    monkeypatch.setattr(software, "torch_cuda", lambda: built)
+    machine = machine_of(tmp_path, machines.bare_metal(), driver=driver)
+    finding = found(machine, "device", device=wanted)
+    assert finding.level is level
+    assert said in finding.read
+
+
+def test_a_gpu_takes_weights_in_16_bit_and_the_device_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(software, "torch_cuda", lambda: (13, 0))
+    model = str(model_folder(tmp_path / "model"))
+    machine = machine_of(tmp_path / "root", machines.bare_metal(), driver=GPU)
+    assert (
+        "512 KiB of weights in 16 bit, 512 bytes of KV" in found(machine, "model", model=model).read
+    )
+    assert found(machine, "GPU memory", model=model).level is Level.OK
+    finding = found(machine, "GPU memory", model=model, device_tokens=1 << 30)
+    assert finding.level is Level.FAIL
+    assert "a device pool of 512 GiB" in finding.limits
+    little, much = (
+        examine(machine, Wanted(port=0, model=model, device_tokens=tokens)).host_pool_bytes
+        for tokens in (1024, 1 << 20)
+    )
+    assert little == much
 
 
 def test_the_cuda_of_torch_is_read_from_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -198,7 +256,7 @@ def test_the_cuda_of_torch_is_read_from_its_text(tmp_path: Path, monkeypatch: py
         ("cuda: Optional[str] = None", None),
     ):
         (place / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
-        assert software._cuda_of_torch() == cuda
+        assert software.torch_cuda() == cuda
 
 
 def test_a_port_that_is_taken_and_a_host_that_is_not_here(tmp_path: Path):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.bounds import Bound, Made, OneOf, OrNone, Real, Whole
+from forebay.bounds import Bound, Like, Made, OneOf, OrNone, Real, Whole
 from forebay.config import (
     BATCH_BOUNDS,
     CACHE_BOUNDS,
@@ -22,6 +22,8 @@ from forebay.core.modes import Mode, ModeSwitch
 from forebay.engine.settings import ENGINE_BOUNDS, EngineSettings
 from forebay.errors import SettingsError
 from forebay.geometry import Geometry, LayerKV
+from forebay.machine.cgroups import MemoryLimit
+from forebay.machine.memory import Memory
 
 SIZES = {"block_tokens": 16, "block_bytes": 4096, "device_slots": 100, "host_slots": 5000}
 CLASSES: list[tuple[type, dict[str, Any], dict[str, Bound]]] = [
@@ -46,6 +48,8 @@ def wrong_for(bound: Bound) -> list[Any]:
             return [None, *NO_NUMBERS, *NO_REALS, edge, -3, 2 * most]
         case OneOf(choices):
             return [None, "", "no such", next(iter(choices)).name, 0, True]
+        case Like():
+            return [None, *NO_NUMBERS, "", "gpu", "cuda:", "cuda:-1", "cuda:0x", "CPU", "cpu\n"]
         case Made(kind):
             return [None, 0, 1, "", "yes", {}, 8.0, *([True] if kind is not bool else [])]
     raise AssertionError(bound)
@@ -132,7 +136,17 @@ GIB = 1 << 30
 
 
 def sizes(memory_bytes: int | None = GIB, **settings: Any) -> CacheSettings:
-    return EngineSettings(**settings).cache_settings(GEOMETRY, memory_bytes)
+    return EngineSettings(**settings).cache_settings(GEOMETRY, memory_of(memory_bytes))
+
+
+def memory_of(size_bytes: int | None, room_bytes: int | None = None) -> Memory:
+    return Memory(
+        total_bytes=size_bytes,
+        available_bytes=room_bytes,
+        swap_bytes=0,
+        commit_room_bytes=None,
+        limits=[],
+    )
 
 
 def test_a_block_is_what_the_cases_below_say() -> None:
@@ -184,3 +198,29 @@ def test_one_warning_for_a_small_host_tier() -> None:
     with pytest.warns(UserWarning, match="smaller than the device pool") as warned:
         sizes(host_bytes=8192)
     assert len(warned) == 1
+
+
+# -- on a GPU --------------------------------------------------------------------------------------
+
+
+def test_a_pinned_pool_has_to_fit_what_is_free_and_says_what_bounds_it() -> None:
+    settings = EngineSettings(host_bytes=GIB // 2, device_tokens=16)
+    with pytest.raises(SettingsError, match=r"512 MiB is pinned, .* 256 MiB .*of 1 GiB in the"):
+        settings.cache_settings(GEOMETRY, memory_of(GIB, GIB // 4), 1 << 30)
+    group = Memory(GIB, GIB, 0, None, [MemoryLimit("/sys/fs/cgroup/a", GIB // 4, GIB // 8, 0)])
+    with pytest.raises(SettingsError, match=r"128 MiB .* control group /sys/fs/cgroup/a: limit"):
+        settings.cache_settings(GEOMETRY, group, 1 << 30)
+    said = int(0.8 * GIB / 8)
+    EngineSettings(host_bytes=said, device_tokens=16).cache_settings(GEOMETRY, group, 1 << 30)
+    # The same pool is not pinned where there is no GPU: pages come as they are written.
+    settings.cache_settings(GEOMETRY, memory_of(GIB, GIB // 4))
+
+
+def test_a_device_pool_has_to_fit_the_gpu_and_not_host_memory() -> None:
+    settings = EngineSettings(host_bytes=GIB // 2, device_tokens=1 << 20)
+    with pytest.warns(UserWarning, match="smaller than the device pool"):
+        sizes = settings.cache_settings(GEOMETRY, memory_of(GIB, GIB), 1 << 30)
+    assert sizes.device_slots * sizes.block_bytes == 1 << 30
+    assert not sizes.waits_on_host
+    with pytest.raises(SettingsError, match=r"the GPU has 512 MiB left .*; 471859 tokens"):
+        settings.cache_settings(GEOMETRY, memory_of(GIB, GIB), 1 << 29)

@@ -8,6 +8,7 @@ stand for a real one, and an enumeration takes the text of its members.
 from __future__ import annotations
 
 import numbers
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,6 +91,20 @@ class OneOf:
     def __call__(self, name: str, value: object) -> StrEnum:
         """See `Bound`."""
         return chosen(self.choices, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """Text that a regular expression matches as a whole; `what` says in words which."""
+
+    pattern: str
+    what: str
+
+    def __call__(self, name: str, value: object) -> str:
+        """See `Bound`."""
+        if isinstance(value, str) and re.fullmatch(self.pattern, value):
+            return value
+        raise _refused(name, value, self.what, "")
 
 
 @dataclass(frozen=True, slots=True)

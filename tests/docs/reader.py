@@ -24,6 +24,7 @@ from pages import ROOT, Block
 from typer.main import get_command
 
 import forebay.cli.serve
+import forebay.engine.models
 from forebay.cli import app
 from forebay.engine.models import LoadedModel
 from forebay.server.run import Server
@@ -105,7 +106,7 @@ class Reader:
                 await super().startup(sockets)
                 told.put(self)
 
-        def load(name: str) -> LoadedModel:
+        def load(name: str, *_: object) -> LoadedModel:
             assert self._tiny is not None
             return dataclasses.replace(self._tiny, name=name)
 
@@ -116,7 +117,7 @@ class Reader:
                 told.put(error)
 
         self._patch.setattr(forebay.cli.serve, "Server", Told)
-        self._patch.setattr(forebay.cli.serve, "load_model", load)
+        self._patch.setattr(forebay.engine.models, "load_model", load)
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         server = told.get(timeout=_PATIENCE_S)

@@ -27,6 +27,10 @@ NOT_RUN = {
     ("index.md", "make demo"),
     ("load.md", ".venv-loadgen/bin/aiperf profile --ui none \\"),
     ("operations.md", "cp deploy/forebay.service /etc/systemd/system/"),
+    (
+        "serving.md",
+        "forebay serve --device cuda:1 --device-tokens 262144 --host-bytes 64GiB --port 8000",
+    ),
     ("serving.md", "forebay serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8000"),
     ("tuning.md", "from forebay.engine.engine import Engine"),
 }

@@ -40,7 +40,7 @@ def build_model() -> Callable[..., transformers.PreTrainedModel]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
-    return load_model("smollm2")
+    return load_model("smollm2", device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,17 @@ _Mode = Annotated[
     ),
 ]
 _DeviceTokens = Annotated[int, typer.Option(help="Size of the device pool, in tokens of KV.")]
+_Device = Annotated[
+    str,
+    typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU where PyTorch sees one."),
+]
+_DType = Annotated[
+    str,
+    typer.Option(
+        help="bfloat16, float16 or float32; auto: 32 bit on the CPU, on a GPU the model's own type "
+        "of 16 bit."
+    ),
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -69,12 +80,18 @@ def demo(
     modes: Annotated[
         str, typer.Option(help="Modes (see `chat --help`), the reference for answers first.")
     ] = "b0,b1,b4",
+    device: _Device = _ENGINE.device,
+    dtype: _DType = "float32",
     device_tokens: _DeviceTokens = _DEMO.device_tokens,
     answer_tokens: Annotated[
         int, typer.Option(help="Mean length of an answer.")
     ] = _DEMO.answer_tokens,
     load_advantage: Annotated[
-        float, typer.Option(help="How much faster a load is than computing the same tokens.")
+        float,
+        typer.Option(
+            help="How much faster a load is than computing the same tokens; of no use on a GPU, "
+            "whose link is as fast as it is."
+        ),
     ] = 8.0,
 ) -> None:
     """Six users hold four-turn conversations, in several modes, over a pool too small for all.
@@ -89,6 +106,8 @@ def demo(
             model,
             out,
             modes,
+            device=device,
+            dtype=dtype,
             device_tokens=device_tokens,
             answer_tokens=answer_tokens,
             load_advantage=load_advantage,
@@ -100,6 +119,8 @@ def demo(
 def chat(
     model: _Model = "smollm2",
     mode: _Mode = "b4",
+    device: _Device = _ENGINE.device,
+    dtype: _DType = _ENGINE.dtype.value,
     device_tokens: _DeviceTokens = _ENGINE.device_tokens,
     host_bytes: Annotated[
         str, typer.Option(help="Size of the host pool: 1GiB, 512MiB, 2GB or bytes.")
@@ -121,6 +142,8 @@ def chat(
             model,
             mode,
             system,
+            device=device,
+            dtype=dtype,
             device_tokens=device_tokens,
             host_bytes=host_bytes,
             max_tokens=max_tokens,
@@ -133,6 +156,8 @@ def chat(
 def serve(
     model: _Model = "smollm2",
     mode: _Mode = _ENGINE.mode.value,
+    device: _Device = _ENGINE.device,
+    dtype: _DType = _ENGINE.dtype.value,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
@@ -184,6 +209,8 @@ def serve(
         run_serve(
             model,
             mode,
+            device=device,
+            dtype=dtype,
             host=host,
             port=port,
             served_model_name=served_model_name,

@@ -11,10 +11,9 @@ from types import FrameType
 
 from forebay.cli.garbage import out_of_collections
 from forebay.cli.told import tell_loading
-from forebay.cli.values import parse_mode
+from forebay.cli.values import parse_device, parse_dtype, parse_mode
 from forebay.core.ledger import Source
 from forebay.engine.engine import Engine
-from forebay.engine.models import load_model
 from forebay.engine.request import FinishReason
 from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
@@ -31,6 +30,8 @@ def run_chat(
     mode: str,
     system: str,
     *,
+    device: str,
+    dtype: str,
     device_tokens: int,
     host_bytes: str,
     max_tokens: int,
@@ -39,11 +40,15 @@ def run_chat(
 ) -> None:
     """Chat until the input ends or /exit. Raises what `told` tells."""
     settings = EngineSettings(
-        device_tokens=device_tokens, host_bytes=parse_size(host_bytes), mode=parse_mode(mode)
+        device=parse_device(device),
+        dtype=parse_dtype(dtype),
+        device_tokens=device_tokens,
+        host_bytes=parse_size(host_bytes),
+        mode=parse_mode(mode),
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     tell_loading(model)
-    with Engine(load_model(model), settings) as engine, out_of_collections():
+    with Engine(model, settings) as engine, out_of_collections():
         print(engine.startup_line)
         chat = Chat(engine, params, system)
         if sys.stdin.isatty():

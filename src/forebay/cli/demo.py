@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from forebay.cli.values import parse_modes
+from forebay.cli.values import parse_device, parse_dtype, parse_modes
 from forebay.demo.settings import DemoSettings
 from forebay.demo.show import demonstrate
 from forebay.demo.workload import everyday_workload
@@ -19,6 +19,8 @@ def run_demo(
     out: Path,
     modes: str,
     *,
+    device: str,
+    dtype: str,
     device_tokens: int,
     answer_tokens: int,
     load_advantage: float,
@@ -31,7 +33,8 @@ def run_demo(
     _make(out)
     console = Console()
     console.print(f"loading {model}", highlight=False)
-    return demonstrate(load_model(model), everyday_workload(), wanted, out, settings, console)
+    loaded = load_model(model, parse_dtype(dtype), parse_device(device))
+    return demonstrate(loaded, everyday_workload(), wanted, out, settings, console)
 
 
 def _make(folder: Path) -> None:

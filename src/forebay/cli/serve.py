@@ -7,10 +7,9 @@ from pathlib import Path
 
 from forebay.cli.garbage import out_of_collections
 from forebay.cli.told import tell_loading
-from forebay.cli.values import parse_mode
+from forebay.cli.values import parse_device, parse_dtype, parse_mode
 from forebay.config import BatchSettings
 from forebay.engine.engine import Engine
-from forebay.engine.models import load_model
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
@@ -22,6 +21,8 @@ def run_serve(
     model: str,
     mode: str,
     *,
+    device: str,
+    dtype: str,
     host: str,
     port: int,
     served_model_name: str,
@@ -55,6 +56,8 @@ def run_serve(
     )
     batch = BatchSettings(max_running=max_running, max_waiting=max_waiting, step_tokens=step_tokens)
     engine_settings = EngineSettings(
+        device=parse_device(device),
+        dtype=parse_dtype(dtype),
         device_tokens=device_tokens,
         host_bytes=parse_size(host_bytes),
         mode=parse_mode(mode),
@@ -63,7 +66,7 @@ def run_serve(
         batch=batch,
     )
     tell_loading(model)
-    engine = Engine(load_model(model), engine_settings)
+    engine = Engine(model, engine_settings)
     try:
         server = Server(engine, settings)
     except SettingsError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forebay.bounds import chosen
 from forebay.core.modes import Mode, policy_of
+from forebay.engine.settings import DEVICE, DType
 from forebay.errors import SettingsError
 
 
@@ -12,6 +13,16 @@ def parse_mode(text: str) -> Mode:
     mode = chosen(Mode, "mode", text.strip().lower())
     policy_of(mode)
     return mode
+
+
+def parse_device(text: str) -> str:
+    """ "auto", "cpu", "cuda" or "cuda:N". Raises SettingsError."""
+    return DEVICE("device", text.strip().lower())
+
+
+def parse_dtype(text: str) -> DType:
+    """The numbers to compute with. Raises SettingsError."""
+    return chosen(DType, "dtype", text.strip().lower())
 
 
 def parse_modes(text: str) -> list[Mode]:

@@ -56,12 +56,18 @@ class ModeResult:
 
 
 def throttled_link(loaded: LoadedModel, settings: DemoSettings) -> tuple[float, float]:
-    """(bytes/s of a link that gives the load advantage, prefill tokens/s measured now)."""
+    """(bytes/s of a link that gives the load advantage, prefill tokens/s measured now).
+
+    The first is 0, which is no throttle, on a GPU: it has a link of its own.
+    """
     geometry = probe_geometry(loaded)
     blocks = max(2, -(-settings.step_tokens // geometry.block_tokens))
-    runner = Runner(loaded, KVPool(geometry, blocks, dtype=loaded.kv_dtype))
+    device = loaded.model.device
+    runner = Runner(loaded, KVPool(geometry, blocks, dtype=loaded.kv_dtype, device=device))
     # The best of a few: whatever else runs on this machine can only slow it down.
     prefill = max(measure_prefill(runner, settings.step_tokens) for _ in range(3))
+    if device.type != "cpu":
+        return 0.0, prefill
     return settings.load_advantage * prefill * geometry.token_bytes, prefill
 
 

@@ -50,14 +50,21 @@ def demonstrate(
 
 
 def _about_link(link_bytes_per_s: float, prefill: float, settings: DemoSettings) -> str:
+    clients = (
+        "Every user is an HTTP client that streams /v1/chat/completions from a server on this "
+        "machine, as `forebay serve` starts it; TTFT is what the client sees."
+    )
+    if not link_bytes_per_s:
+        return (
+            f"This GPU computes {prefill:,.0f} prompt tokens/s. The link to it is as fast as it "
+            "is: nothing is throttled here, and --load-advantage does not count.\n" + clients
+        )
     return (
         f"This machine computes {prefill:,.0f} prompt tokens/s. The link between host and device "
         f"memory is throttled to {link_bytes_per_s / 1e6:,.0f} MB/s, so that a load is "
         f"{settings.load_advantage:g} times faster than computing the same tokens: it stands in "
         "for a GPU's ratio of compute to copy (6 to 10 for a model of 8 billion weights on an "
-        "H200). No time below says what a GPU would need.\n"
-        "Every user is an HTTP client that streams /v1/chat/completions from a server on this "
-        "machine, as `forebay serve` starts it; TTFT is what the client sees."
+        "H200). No time below says what a GPU would need.\n" + clients
     )
 
 

@@ -68,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="", help="smollm2, or the folder of a model")
     parser.add_argument(
+        "--device", default=default.device, help="auto, cpu, cuda or cuda:N, as for forebay serve"
+    )
+    parser.add_argument(
         "--host-bytes",
         type=_size,
         default=default.host_bytes,

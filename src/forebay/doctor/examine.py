@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from forebay.doctor import memory, model, processors, serving, software
+from forebay.doctor import device, memory, model, processors, serving, software
 from forebay.doctor.finding import Finding, Level, Machine, Wanted
 from forebay.machine.sizes import show_size
 
@@ -41,7 +41,8 @@ class Diagnosis:
 
 def examine(machine: Machine, wanted: Wanted) -> Diagnosis:
     """Look at everything. Never raises."""
-    weights, about_model = model.look_at_model(wanted)
+    on_gpu = device.choose(machine, wanted).gpu is not None
+    weights, about_model = model.look_at_model(wanted, element_bytes=2 if on_gpu else 4)
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("memory", lambda: memory.check_memory(machine, wanted, weights)),
         ("locked memory", lambda: memory.check_locked(machine, wanted)),
@@ -53,6 +54,8 @@ def examine(machine: Machine, wanted: Wanted) -> Diagnosis:
         ("clock", lambda: processors.check_clock(machine)),
         ("CUDA driver", lambda: software.check_driver(machine)),
         ("PyTorch", lambda: software.check_torch(machine)),
+        ("device", lambda: device.check_device(machine, wanted)),
+        ("GPU memory", lambda: device.check_room(machine, wanted, weights)),
         ("packages", software.check_packages),
         ("extension", software.check_extension),
         ("port", lambda: serving.check_port(machine, wanted)),

@@ -40,6 +40,7 @@ class Wanted:
     """What is going to be run here. Sizes are of KV; `model` "" is none in particular."""
 
     model: str = ""
+    device: str = EngineSettings().device
     host_bytes: int = EngineSettings().host_bytes
     device_tokens: int = EngineSettings().device_tokens
     host: str = ServerSettings().host

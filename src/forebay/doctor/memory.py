@@ -6,10 +6,11 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from forebay.doctor.device import choose
 from forebay.doctor.finding import Finding, Level, Machine, Wanted
 from forebay.doctor.model import Weights
 from forebay.machine.cgroups import swap_is_barred
-from forebay.machine.memory import Memory, read_huge_pages, read_memory
+from forebay.machine.memory import read_huge_pages, read_memory
 from forebay.machine.sizes import show_size
 
 PROCESS_BYTES = 400 << 20
@@ -45,7 +46,7 @@ def check_memory(machine: Machine, wanted: Wanted, weights: Weights) -> Iterator
         )
         return
     needed = wanted.host_bytes + _beside(machine, wanted, weights)
-    read = f"{show_size(room)} to be had ({_bound(memory)})"
+    read = f"{show_size(room)} to be had ({memory.bound})"
     asked = f"a host pool of {show_size(wanted.host_bytes)} and all beside it, {show_size(needed)},"
     if needed > room:
         yield Finding(
@@ -67,10 +68,8 @@ def check_locked(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     read = f"limit {show_size(limit)} (ulimit -l)"
     if limit >= wanted.host_bytes:
         yield Finding("locked memory", Level.OK, read)
-    elif not machine.driver.devices:
-        yield Finding(
-            "locked memory", Level.OK, f"{read}; without a GPU the host pool is not pinned"
-        )
+    elif choose(machine, wanted).gpu is None:
+        yield Finding("locked memory", Level.OK, f"{read}; on the CPU the host pool is not pinned")
     else:
         # Driver 580 pinned and registered 1 GiB for a user without privileges under a limit of
         # 8 MiB, which mlock of 64 MiB failed under.
@@ -149,19 +148,9 @@ def check_huge_pages(machine: Machine) -> Iterator[Finding]:
 def _beside(machine: Machine, wanted: Wanted, weights: Weights) -> int:
     """What lies in memory beside the host pool. Without a GPU the device pool does too."""
     needed = PROCESS_BYTES + weights.memory_bytes
-    if not machine.driver.devices and weights.geometry is not None:
+    if choose(machine, wanted).gpu is None and weights.geometry is not None:
         needed += wanted.device_tokens * weights.geometry.token_bytes
     return needed
-
-
-def _bound(memory: Memory) -> str:
-    """What bounds the room: the machine, or which group."""
-    tightest = min(memory.limits, key=lambda limit: limit.room_bytes, default=None)
-    if tightest is not None and tightest.room_bytes == memory.room_bytes:
-        return f"control group {tightest.folder}: limit {show_size(tightest.limit_bytes)}"
-    if memory.commit_room_bytes is not None and memory.commit_room_bytes == memory.room_bytes:
-        return "vm.overcommit_memory=2 lets no more be reserved"
-    return f"of {show_size(memory.total_bytes or 0)} in the machine"
 
 
 def _check_address_space(machine: Machine, needed: int) -> Iterator[Finding]:

@@ -23,8 +23,6 @@ from forebay.errors import ForebayError, ModelError
 from forebay.geometry import Geometry, geometry_from_config
 from forebay.machine.sizes import show_size
 
-# The engine computes in 32 bit on a CPU, whatever the files hold.
-_ELEMENT_BYTES = 4
 # The built-in model, converted: 542 million bytes in 32 bit.
 _CONVERTED_BYTES = 520 << 20
 _MOST_HEADER_BYTES = 100 << 20
@@ -41,8 +39,11 @@ class Weights:
 NO_WEIGHTS = Weights(0, None)
 
 
-def look_at_model(wanted: Wanted) -> tuple[Weights, list[Finding]]:
-    """What `wanted.model` takes, and what is wrong with it; nothing where none was named."""
+def look_at_model(wanted: Wanted, *, element_bytes: int) -> tuple[Weights, list[Finding]]:
+    """What `wanted.model` takes, and what is wrong with it; nothing where none was named.
+
+    `element_bytes` is what the engine computes with, whatever the files hold.
+    """
     if not wanted.model:
         return NO_WEIGHTS, []
     try:
@@ -52,8 +53,8 @@ def look_at_model(wanted: Wanted) -> tuple[Weights, list[Finding]]:
             return NO_WEIGHTS, [Finding("model", Level.OK, read)]
         check_folder(folder)
         weights = Weights(
-            sum(_elements(file) for file in weight_files(folder)) * _ELEMENT_BYTES,
-            _geometry(folder),
+            sum(_elements(file) for file in weight_files(folder)) * element_bytes,
+            _geometry(folder, element_bytes),
         )
     except ModelError as error:
         what, _, todo = str(error).partition(": ")
@@ -64,7 +65,7 @@ def look_at_model(wanted: Wanted) -> tuple[Weights, list[Finding]]:
         why = f"{error.filename}: {error.strerror}"
         todo = "let the user that serves read the folder: chmod -R a+rX FOLDER"
         return NO_WEIGHTS, [Finding("model", Level.FAIL, why, "the model cannot be read", todo)]
-    return weights, [Finding("model", Level.OK, _described(folder, weights))]
+    return weights, [Finding("model", Level.OK, _described(folder, weights, element_bytes))]
 
 
 def check_cache_folder(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
@@ -131,20 +132,20 @@ def _elements(file: Path) -> int:
     return count
 
 
-def _geometry(folder: Path) -> Geometry | None:
+def _geometry(folder: Path, element_bytes: int) -> Geometry | None:
     """The shape of its KV; None where only the model itself can say. Raises ModelError."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'} is damaged: copy it anew") from error
     try:
-        return geometry_from_config(config, element_bytes=_ELEMENT_BYTES)
+        return geometry_from_config(config, element_bytes=element_bytes)
     except (ForebayError, AttributeError):
         return None
 
 
-def _described(folder: Path, weights: Weights) -> str:
-    text = f"{folder}: {show_size(weights.memory_bytes)} of weights in 32 bit"
+def _described(folder: Path, weights: Weights, element_bytes: int) -> str:
+    text = f"{folder}: {show_size(weights.memory_bytes)} of weights in {8 * element_bytes} bit"
     if weights.geometry is not None:
         text += f", {show_size(weights.geometry.token_bytes)} of KV a token"
     return text

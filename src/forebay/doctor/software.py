@@ -68,7 +68,7 @@ def check_torch(machine: Machine) -> Iterator[Finding]:
         todo = _INSTALL
         yield Finding("PyTorch", Level.FAIL, "not installed", _SERVING, todo)
         return
-    cuda = _cuda_of_torch()
+    cuda = torch_cuda()
     if cuda is None:
         level, limits, todo = Level.OK, "", ""
         if machine.driver.devices:
@@ -122,8 +122,8 @@ def check_driver(machine: Machine) -> Iterator[Finding]:
         yield Finding("GPU", Level.OK, f"{read}{device.copy_engines} copy engines")
 
 
-def _cuda_of_torch() -> tuple[int, int] | None:
-    """The CUDA version in torch/version.py, which is read as text; None for a CPU build."""
+def torch_cuda() -> tuple[int, int] | None:
+    """The CUDA version in torch/version.py, read as text; None for a CPU build or none."""
     spec = importlib.util.find_spec("torch")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         try:

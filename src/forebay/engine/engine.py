@@ -20,8 +20,9 @@ from forebay.core.directory import Session
 from forebay.core.modes import Mode
 from forebay.core.requests import NotYet, Ticket
 from forebay.engine.memory import EngineMemory, device_free_bytes
-from forebay.engine.models import LoadedModel, load_model
+from forebay.engine.models import LoadedModel, take_model
 from forebay.engine.pace import Pace, decode_tokens, prefill_tokens
+from forebay.engine.placement import describe_device, dtype_name
 from forebay.engine.prompt import Prompt, check_length, prompt_tokens
 from forebay.engine.record import StepRecord
 from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing
@@ -58,7 +59,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings = settings or EngineSettings()
-        self.loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        self.loaded = take_model(model, settings)
         self.timeline = timeline
         self._observer = observer
         self._clock = clock
@@ -68,7 +69,7 @@ class Engine:
         geometry = probe_geometry(self.loaded, block_tokens)
         sizes = settings.cache_settings(
             geometry,
-            read_memory(Tree()).most_bytes,
+            read_memory(Tree()),
             device_free_bytes(self.loaded.model.device),
         )
         self._memory = EngineMemory(self.loaded, geometry, sizes, settings)
@@ -86,7 +87,8 @@ class Engine:
         )
         self.cache.rates.link_bytes_per_s.add(link.bytes_per_s)
         self.cache.rates.prefill_tokens_per_s.add(prefill)
-        self.startup_line = describe(sizes, geometry, link.bytes_per_s, prefill)
+        where = f"{describe_device(self._memory.device)}, {dtype_name(self.loaded.kv_dtype)}"
+        self.startup_line = f"{where}: {describe(sizes, geometry, link.bytes_per_s, prefill)}"
         self._pace = Pace(self.cache.rates)
         self._batcher = Batcher(settings.batch, self.cache)
         self._verifier = BlockVerifier(self.pool) if settings.check_blocks else None

@@ -27,12 +27,21 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from forebay.bounds import chosen
 from forebay.engine.claims import check_claims
 from forebay.engine.folder import SMOLLM2, check_folder, smollm2_file, smollm2_place
 from forebay.engine.gguf import read_gguf, write_folder
 from forebay.engine.hub import hub_folder, is_hub_id
+from forebay.engine.placement import (
+    check_placement,
+    choose_device,
+    choose_dtype,
+    describe_device,
+)
 from forebay.engine.probe import Shape, prove
-from forebay.errors import ModelError
+from forebay.engine.settings import DType, EngineSettings
+from forebay.errors import ModelError, SettingsError
+from forebay.machine.sizes import show_size
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
 _SAMPLE = 16
@@ -62,31 +71,43 @@ class LoadedModel:
 
 
 def load_model(
-    name_or_path: str | Path,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
+    name_or_path: str | Path, dtype: DType | str = DType.AUTO, device: str = "auto"
 ) -> LoadedModel:
     """Loads :data:`SMOLLM2`, a local Hugging Face folder, or the model of a hub id.
 
+    See :class:`~forebay.engine.settings.EngineSettings` for what `dtype` and `device` may be.
+
     Weights are safetensors. Uses the network for a hub id only, and runs no code of the model.
     Raises ModelError, saying what to do, if a file is missing or damaged, or the model needs what
-    is not supported.
+    is not supported; SettingsError for a device or numbers that cannot be had.
     """
+    wanted, place = chosen(DType, "dtype", dtype), choose_device(device)
     folder = _find(name_or_path)
     try:
         check_folder(folder)
         check_claims(folder)
-        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer = _read_tokenizer(folder)
-        model = _read_model(folder, dtype)
-    except ModelError:
+        stored = getattr(config.get_text_config(), "dtype", None)
+        model = _read_model(folder, choose_dtype(wanted, place, stored))
+    except (ModelError, SettingsError):
         raise
     except Exception as error:
         # What a damaged or hostile folder makes of the libraries' readers is open-ended.
         raise ModelError(
             f"{folder} cannot be loaded: {_briefly(error)}; copy the model anew, or give another"
         ) from error
-    return adopt_model(model.to(device), tokenizer, name=str(name_or_path))  # pyright: ignore[reportArgumentType]
+    return adopt_model(_moved(model, place, folder), tokenizer, name=str(name_or_path))
+
+
+def take_model(model: str | Path | LoadedModel, settings: EngineSettings) -> LoadedModel:
+    """`model` as it is, or loaded as `settings` wish; raises SettingsError where it is otherwise,
+    and what :func:`load_model` raises.
+    """
+    if not isinstance(model, LoadedModel):
+        return load_model(model, settings.dtype, settings.device)
+    check_placement(model.model.device, model.kv_dtype, settings)
+    return model
 
 
 def adopt_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str) -> LoadedModel:
@@ -182,6 +203,18 @@ def _read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             "its weight files belong to another config.json or are incomplete"
         )
     return model
+
+
+def _moved(model: PreTrainedModel, device: torch.device, folder: Path) -> PreTrainedModel:
+    try:
+        return model.to(device)  # pyright: ignore[reportArgumentType]
+    except torch.OutOfMemoryError as error:
+        needed = sum(each.nbytes for each in model.state_dict().values())
+        free = torch.cuda.mem_get_info(device)[0]
+        raise SettingsError(
+            f"{folder} takes {show_size(needed)} in {model.dtype}, and {describe_device(device)} "
+            f"has {show_size(free)} left: use a smaller model, another device, or a dtype of 16 bit"
+        ) from error
 
 
 def _briefly(error: Exception) -> str:

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from forebay.bounds import RATE, SECONDS, SHARE, Bound, Made, OneOf, OrNone, Real, Whole, settle
+from forebay.bounds import (
+    RATE,
+    SECONDS,
+    SHARE,
+    Bound,
+    Like,
+    Made,
+    OneOf,
+    OrNone,
+    Real,
+    Whole,
+    settle,
+)
 from forebay.config import MIB, BatchSettings, CacheSettings, SaveMode
 from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
 from forebay.geometry import Geometry
+from forebay.machine.memory import Memory
 from forebay.machine.sizes import show_size
+
+
+class DType(StrEnum):
+    """The numbers of weights and KV. AUTO: 32 bit on a CPU; on a GPU the model's own type if that
+    has 16 bit, else bfloat16, or float16 where the GPU has no bfloat16.
+    """
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +44,9 @@ class EngineSettings:
     An enumeration may be given by its text, like "b4". Raises SettingsError for what cannot work.
     """
 
+    # Where weights and device pool lie: cpu, cuda or cuda:N; auto takes a GPU that can be used.
+    device: str = "auto"
+    dtype: DType = DType.AUTO
     device_tokens: int = 8192
     host_bytes: int = 1024 * MIB
     # None: by the model's block size in bytes, see `geometry.default_block_tokens`.
@@ -44,11 +72,11 @@ class EngineSettings:
     def cache_settings(
         self,
         geometry: Geometry,
-        memory_bytes: int | None,
+        memory: Memory,
         device_bytes: int | None = None,
     ) -> CacheSettings:
-        """The cache's settings for a model of this geometry, in a memory of that size (None: not
-        known), its device pool in `device_bytes` of a GPU or (None) in that memory too.
+        """The cache's settings for a model of this geometry, in this machine's memory, its device
+        pool in `device_bytes` of a GPU or (None) in that memory too.
 
         Raises SettingsError for sizes that do not go with the model, the memory or each other.
         """
@@ -61,8 +89,11 @@ class EngineSettings:
                 + (f", or a block_tokens of {self.device_tokens // 2}" * (self.device_tokens > 1))
             )
         host_slots = self._host_slots(block_bytes)
-        if memory_bytes is not None:
-            self._check_memory(geometry, host_slots, memory_bytes, device_bytes)
+        if device_bytes is not None:
+            self._check_device(geometry, device_bytes)
+            self._check_pinned(host_slots * block_bytes, memory)
+        elif memory.most_bytes is not None:
+            self._check_memory(geometry, host_slots, memory.most_bytes)
         window = self.window_bytes
         if window is None:
             window = min(8 * MIB, max(MIB // 4, 2 * block_bytes))
@@ -92,29 +123,40 @@ class EngineSettings:
             )
         return self.host_bytes // block_bytes
 
-    def _check_memory(
-        self, geometry: Geometry, host_slots: int, memory_bytes: int, gpu_bytes: int | None
-    ) -> None:
-        """Both pools lie in this machine's memory, beside the weights, or one in a GPU's."""
+    def _check_memory(self, geometry: Geometry, host_slots: int, memory_bytes: int) -> None:
+        """Both pools lie in this machine's memory, beside the weights."""
         host_bytes = host_slots * geometry.block_bytes
         device_bytes = self.device_tokens * geometry.token_bytes
-        if gpu_bytes is not None and device_bytes > gpu_bytes:
-            raise SettingsError(
-                f"device_tokens {self.device_tokens} take {show_size(device_bytes)}, and the GPU "
-                f"has {show_size(gpu_bytes)} left beside the model; "
-                f"{int(0.9 * gpu_bytes) // geometry.token_bytes} tokens would leave it a tenth"
-            )
         if host_bytes >= memory_bytes:
             raise SettingsError(
                 f"host_bytes {self.host_bytes} is more than the {show_size(memory_bytes)} of "
                 f"memory that there are; use a smaller pool, like {show_size(memory_bytes // 2)}"
             )
-        if gpu_bytes is None and device_bytes + host_bytes > memory_bytes:
+        if device_bytes + host_bytes > memory_bytes:
             fits = (memory_bytes - host_bytes) // geometry.token_bytes
             raise SettingsError(
                 f"device_tokens {self.device_tokens} take {show_size(device_bytes)}, more than the "
                 f"{show_size(memory_bytes - host_bytes)} of memory that host_bytes {host_bytes} "
                 f"leave; {fits} tokens would fill that, so use fewer"
+            )
+
+    def _check_device(self, geometry: Geometry, gpu_bytes: int) -> None:
+        device_bytes = self.device_tokens * geometry.token_bytes
+        if device_bytes > gpu_bytes:
+            raise SettingsError(
+                f"device_tokens {self.device_tokens} take {show_size(device_bytes)}, and the GPU "
+                f"has {show_size(gpu_bytes)} left beside the model; "
+                f"{int(0.9 * gpu_bytes) // geometry.token_bytes} tokens would leave it a tenth"
+            )
+
+    def _check_pinned(self, host_bytes: int, memory: Memory) -> None:
+        """Pinned memory is taken whole, and the kernel cannot swap or reclaim it."""
+        room = memory.room_bytes
+        if room is not None and host_bytes > room:
+            raise SettingsError(
+                f"a host pool of {show_size(host_bytes)} is pinned, and there are "
+                f"{show_size(room)} to be had ({memory.bound}); a host_bytes of {int(0.8 * room)} "
+                "would leave others a fifth of that, or raise the limit"
             )
 
     def _check_rate(self, window_bytes: int) -> None:
@@ -126,7 +168,11 @@ class EngineSettings:
             )
 
 
+DEVICE = Like(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
+
 ENGINE_BOUNDS: dict[str, Bound] = {
+    "device": DEVICE,
+    "dtype": OneOf(DType),
     "device_tokens": Whole(1),
     "host_bytes": Whole(0, note="0 means no host tier"),
     "block_tokens": OrNone(Whole(1), "takes 16 or 32, by the model"),

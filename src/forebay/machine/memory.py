@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from forebay.machine.cgroups import MemoryLimit, memory_limits
+from forebay.machine.sizes import show_size
 from forebay.machine.tree import Tree
 
 _NEVER_OVERCOMMIT = 2
@@ -34,6 +35,16 @@ class Memory:
         rooms = [limit.room_bytes for limit in self.limits]
         rooms += [r for r in (self.available_bytes, self.commit_room_bytes) if r is not None]
         return min(rooms, default=None)
+
+    @property
+    def bound(self) -> str:
+        """In words, what bounds the room: the machine, or which group."""
+        tightest = min(self.limits, key=lambda limit: limit.room_bytes, default=None)
+        if tightest is not None and tightest.room_bytes == self.room_bytes:
+            return f"control group {tightest.folder}: limit {show_size(tightest.limit_bytes)}"
+        if self.commit_room_bytes is not None and self.commit_room_bytes == self.room_bytes:
+            return "vm.overcommit_memory=2 lets no more be reserved"
+        return f"of {show_size(self.total_bytes or 0)} in the machine"
 
 
 def read_memory(tree: Tree) -> Memory:
