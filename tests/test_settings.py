@@ -208,7 +208,7 @@ def test_a_pinned_pool_has_to_fit_what_is_free_and_says_what_bounds_it() -> None
     with pytest.raises(SettingsError, match=r"512 MiB is pinned, .* 256 MiB .*of 1 GiB in the"):
         settings.cache_settings(GEOMETRY, memory_of(GIB, GIB // 4), 1 << 30)
     group = Memory(GIB, GIB, 0, None, [MemoryLimit("/sys/fs/cgroup/a", GIB // 4, GIB // 8, 0)])
-    with pytest.raises(SettingsError, match=r"128 MiB .* control group /sys/fs/cgroup/a: limit"):
+    with pytest.raises(SettingsError, match=r"128 MiB .*control group /sys/fs/cgroup/a: limit"):
         settings.cache_settings(GEOMETRY, group, 1 << 30)
     said = int(0.8 * GIB / 8)
     EngineSettings(host_bytes=said, device_tokens=16).cache_settings(GEOMETRY, group, 1 << 30)
