@@ -20,6 +20,15 @@ class SaveMode(StrEnum):
     ON_EVICT = "on_evict"
 
 
+class KVLayout(StrEnum):
+    """How a device pool lies in memory. BLOCK_FIRST: each block contiguous, with all its layers.
+    LAYER_FIRST: a layer's K of all blocks together, then its V.
+    """
+
+    BLOCK_FIRST = "block_first"
+    LAYER_FIRST = "layer_first"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
     """Settings of a `Cache`. Slots are block-sized; see `geometry` for how big a block is.

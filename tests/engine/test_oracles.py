@@ -20,7 +20,7 @@ from oracle import (
     tiny_settings,
 )
 
-from forebay.config import BatchSettings, SaveMode
+from forebay.config import BatchSettings, KVLayout, SaveMode
 from forebay.core.modes import Mode
 from forebay.engine.models import LoadedModel
 from forebay.engine.settings import EngineSettings
@@ -96,6 +96,19 @@ def test_other_families(
     loaded = tiny_model(family)
     with Rig(loaded, crowded(mode, save), seed=3) as rig:
         judge(loaded, rig, Conversations(rig, turns=2, users=7, preempt_every=14, seed=3))
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_a_pool_that_is_layer_first(family: str, tiny_model: Callable[[str], LoadedModel]) -> None:
+    """A block is moved in two pieces a layer, of other sizes where K and V differ."""
+    loaded = tiny_model(family)
+    settings = replace(roomy(WRITE_THROUGH), kv_layout=KVLayout.LAYER_FIRST)
+    with Rig(loaded, settings, seed=4, check_each_step=True) as rig:
+        talk = Conversations(
+            rig, turns=2, system_tokens=24, question_tokens=33, answer_tokens=7, seed=4
+        )
+        judge(loaded, rig, talk)
+        assert rig.cache.stats().prefetch_bytes["used"] > 0
 
 
 def test_a_real_model(smollm2: LoadedModel) -> None:

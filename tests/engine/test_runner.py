@@ -67,7 +67,7 @@ def test_slots_and_what_they_held_before_do_not_change_one_bit(tiny_model, rando
     for seed in range(3):
         runner = make_runner(loaded)
         if seed == 1:
-            runner.pool.blocks.uniform_(-9, 9)
+            runner.pool.parts[0].uniform_(-9, 9)
         table = tables(prompts, 1, seed=seed)
         runner.forward([Chunk(p[:-3], 0, t) for p, t in zip(prompts, table, strict=True)])
         last = [Chunk(p[-3:-1], len(p) - 3, t) for p, t in zip(prompts, table, strict=True)]
@@ -80,11 +80,11 @@ def test_slots_and_what_they_held_before_do_not_change_one_bit(tiny_model, rando
 
 def test_only_the_places_of_the_chunk_are_written(tiny_model, random_prompts):
     runner = make_runner(tiny_model("llama"))
-    runner.pool.blocks.fill_(3.0)
+    runner.pool.parts[0].fill_(3.0)
     (prompt,) = random_prompts([20])
     slots = np.array([9, 4, 30], dtype=np.int32)
     runner.forward([Chunk(prompt[:12], 0, slots)])
-    touched = {int(s) for s in (runner.pool.blocks != 3.0).any(1).nonzero()}
+    touched = {int(s) for s in (runner.pool.parts[0] != 3.0).any(1).nonzero()}
     assert touched == {9, 4}
     for view in (*runner.pool.keys, *runner.pool.values):
         assert bool((view[4, 4:] == 3.0).all())
@@ -137,7 +137,7 @@ def test_chunks_that_cannot_be_are_refused_before_anything_is_written(tiny_model
     for reason, chunk in bad.items():
         with pytest.raises(RequestError, match=reason):
             runner.forward([] if chunk is None else [good, chunk])
-    assert bool(torch.isnan(runner.pool.blocks).all())
+    assert bool(torch.isnan(runner.pool.parts[0]).all())
     assert torch.isfinite(runner.forward([good])).all()
 
 

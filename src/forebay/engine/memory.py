@@ -56,14 +56,20 @@ class EngineMemory:
             raise SettingsError(
                 "link_bytes_per_s slows copies of the CPU only: leave it at 0 on a GPU"
             )
-        self.pool = KVPool(geometry, sizes.device_slots, dtype=loaded.kv_dtype, device=self.device)
+        self.pool = KVPool(
+            geometry,
+            sizes.device_slots,
+            layout=settings.kv_layout,
+            dtype=loaded.kv_dtype,
+            device=self.device,
+        )
         host_bytes = self._host_slots * self._block_bytes
         index = self.device.index or 0
         self._arena = (
             _pinned(host_bytes, self._block_bytes, index) if on_gpu else HostArena(host_bytes)
         )
         self.mover = NativeMover(
-            Pool.of([self.pool.blocks]),
+            Pool.of(self.pool.parts),
             Pool.of(
                 [self._arena.blocks(self._host_slots, self._block_bytes)],
                 seam_bytes=self._arena.seam_bytes,

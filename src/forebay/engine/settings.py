@@ -18,7 +18,7 @@ from forebay.bounds import (
     Whole,
     settle,
 )
-from forebay.config import MIB, BatchSettings, CacheSettings, SaveMode
+from forebay.config import MIB, BatchSettings, CacheSettings, KVLayout, SaveMode
 from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
 from forebay.geometry import Geometry
@@ -53,6 +53,7 @@ class EngineSettings:
     block_tokens: int | None = None
     mode: Mode = Mode.LOOK_AHEAD
     save_mode: SaveMode = SaveMode.WRITE_THROUGH
+    kv_layout: KVLayout = KVLayout.BLOCK_FIRST
     window_bytes: int | None = None
     # Slow each direction of the link down to this; 0 does not.
     link_bytes_per_s: float = 0.0
@@ -178,6 +179,7 @@ ENGINE_BOUNDS: dict[str, Bound] = {
     "block_tokens": OrNone(Whole(1), "takes 16 or 32, by the model"),
     "mode": OneOf(Mode),
     "save_mode": OneOf(SaveMode),
+    "kv_layout": OneOf(KVLayout),
     "window_bytes": OrNone(Whole(1), "takes two blocks"),
     "link_bytes_per_s": Real(0.0, RATE.most, note="0 means no limit"),
     "batch": Made(BatchSettings),

@@ -45,7 +45,8 @@ class DecodeStep:
         geometry = probe_geometry(model, BLOCK_TOKENS)
         blocks = -(-context // BLOCK_TOKENS)
         pool = KVPool(geometry, requests * blocks, dtype=model.kv_dtype, device="cuda")
-        pool.blocks.normal_()
+        for part in pool.parts:
+            part.normal_()
         self.requests, self.context = requests, context
         self._runner = Runner(model, pool)
         slots = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
