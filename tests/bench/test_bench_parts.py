@@ -1,4 +1,4 @@
-"""The parts of the benchmarks that need no GPU: who dominates whom, loads through a cache, rates."""
+"""The parts of the benchmarks that need no GPU: who dominates whom, loads by a cache, rates."""
 
 from __future__ import annotations
 
