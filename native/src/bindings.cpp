@@ -300,7 +300,10 @@ void bind_calls(nb::class_<PyCore>& core) {
 }
 
 void bind_hooks(nb::class_<PyCore>& core) {
-  core.def("hold_lane",
+  core.def_prop_ro("events", [](PyCore& self) { return self.core->events(); })
+      .def_prop_ro("events_in_use", [](PyCore& self) { return self.core->events_in_use(); })
+      .def_prop_ro("live_transfers", [](PyCore& self) { return self.core->live_transfers(); })
+      .def("hold_lane",
            [](PyCore& self, int direction, int lane) {
              self.hooks().hold_lane(as_direction(direction), lane);
            })

@@ -12,11 +12,6 @@ namespace {
 
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
-PinSettings pin_settings(int device_index, std::size_t grain_bytes, std::size_t slice_bytes,
-                         int threads, int numa_node) {
-  return {device_index, grain_bytes, slice_bytes, threads, numa_node};
-}
-
 nb::list devices() {
   nb::list found;
   const int count = device_count();
@@ -37,9 +32,10 @@ void bind(nb::module_& module) {
       .def(
           "__init__",
           [](PinnedMemory* self, std::size_t size_bytes, std::uint64_t address, int device_index,
-             std::size_t grain_bytes, std::size_t slice_bytes, int threads, int numa_node) {
-            const PinSettings settings =
-                pin_settings(device_index, grain_bytes, slice_bytes, threads, numa_node);
+             std::size_t grain_bytes, std::size_t slice_bytes, double share, int threads,
+             int numa_node, bool in_place) {
+            const PinSettings settings{device_index, grain_bytes, slice_bytes, share,
+                                       threads,      numa_node,   in_place};
             if (address == 0) {
               new (self) PinnedMemory(size_bytes, settings);
             } else {
@@ -48,7 +44,7 @@ void bind(nb::module_& module) {
           },
           Released(), nb::arg("size_bytes"), nb::kw_only(), nb::arg("address"),
           nb::arg("device_index"), nb::arg("grain_bytes"), nb::arg("slice_bytes"),
-          nb::arg("threads"), nb::arg("numa_node"))
+          nb::arg("share"), nb::arg("threads"), nb::arg("numa_node"), nb::arg("in_place"))
       .def_prop_ro("address", &PinnedMemory::address)
       .def_prop_ro("size_bytes", &PinnedMemory::size_bytes)
       .def_prop_ro("slice_bytes", &PinnedMemory::slice_bytes)

@@ -15,6 +15,8 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr int kPreferred = 1;  // MPOL_PREFERRED
+// However long a slice took: pinning goes on.
+constexpr std::chrono::seconds kLongestPause{1};
 
 std::size_t slice_of(const PinSettings& settings, std::size_t size) {
   const std::size_t grain = std::lcm(std::max<std::size_t>(settings.grain_bytes, 1), kPage);
@@ -32,7 +34,12 @@ PinnedMemory::PinnedMemory(std::size_t size_bytes, const PinSettings& settings)
       owns_(true) {
   if (size_bytes == 0) throw SettingsError("pinned memory needs a positive size");
   reserve();
-  pin_first();
+  try {
+    pin_first();
+  } catch (...) {
+    close();
+    throw;
+  }
 }
 
 PinnedMemory::PinnedMemory(std::uint64_t address, std::size_t size_bytes,
@@ -46,7 +53,12 @@ PinnedMemory::PinnedMemory(std::uint64_t address, std::size_t size_bytes,
   if (size_bytes == 0 || address % kPage != 0) {
     throw SettingsError("memory to pin must begin at a page and have a positive size");
   }
-  pin_first();
+  try {
+    pin_first();
+  } catch (...) {
+    close();
+    throw;
+  }
 }
 
 PinnedMemory::~PinnedMemory() { close(); }
@@ -71,22 +83,6 @@ void PinnedMemory::reserve() {
   }
 }
 
-void PinnedMemory::touch(std::size_t from, std::size_t bytes) const {
-  if (!owns_) return;
-  std::vector<std::thread> threads;
-  const auto count = static_cast<std::size_t>(std::clamp(settings_.threads, 1, 64));
-  const std::size_t share = (bytes / count + kHugePage - 1) / kHugePage * kHugePage;
-  for (std::size_t at = 0; at < bytes; at += share) {
-    threads.emplace_back([first = begin_ + from + at, last = begin_ + from + std::min(bytes, at + share),
-                          this] {
-      for (volatile std::byte* page = first; page < last && !stop_; page += kPage) {
-        *page = std::byte{0};
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 std::size_t PinnedMemory::slice_at(std::size_t from) const { return std::min(slice_, size_ - from); }
 
 Result PinnedMemory::pin(std::size_t from) {
@@ -97,21 +93,28 @@ Result PinnedMemory::pin(std::size_t from) {
 
 void PinnedMemory::pin_first() {
   const DeviceContext::Scope scope(device_);
-  touch(0, slice_at(0));
+  if (!settings_.in_place && owns_) return allocate("registering was not asked for");
+  if (owns_) toucher_ = std::make_unique<PageToucher>(begin_, size_, settings_.threads);
+  touched(slice_at(0));
   const Result refused = pin(0);
   if (refused == kSuccess) {
     publish(slice_at(0));
     thread_ = std::thread([this] { pin_rest(); });
     return;
   }
-  if (!owns_) throw BackendError(driver_.describe("pinning host memory", refused));
-  munmap(mapping_, mapped_);
-  mapping_ = nullptr;
+  const std::string why = driver_.describe("pinning host memory", refused);
+  if (!owns_) throw BackendError(why);
+  allocate(why);
+}
+
+// All at once, by the driver, instead of our own memory.
+void PinnedMemory::allocate(const std::string& why) {
+  give_back();
   void* memory = nullptr;
   const Result result = driver_.allocate_host(&memory, size_, kHostPortable);
   if (result != kSuccess) {
-    throw BackendError(driver_.describe("pinning host memory", refused) + "; " +
-                       driver_.describe("and allocating it pinned", result));
+    throw BackendError(why + "; " + driver_.describe("and allocating it pinned", result) +
+                       ": use a smaller pool");
   }
   begin_ = static_cast<std::byte*>(memory);
   allocated_ = true;
@@ -120,29 +123,34 @@ void PinnedMemory::pin_first() {
   ended_ = true;
 }
 
-// The next slice is touched while this one is registered: the one waits for memory, the other for
-// the driver.
 void PinnedMemory::pin_rest() {
   std::string error;
   try {
     device_.enter();
-    if (slice_ < size_) touch(slice_, slice_at(slice_));
-    for (std::size_t at = slice_; at < size_ && !stop_; at += slice_) {
-      const std::size_t next = at + slice_at(at);
-      std::thread ahead;
-      if (next < size_) ahead = std::thread([this, next] { touch(next, slice_at(next)); });
-      const Result result = pin(at);
-      if (ahead.joinable()) ahead.join();
-      driver_.check("pinning host memory", result);
-      publish(next);
+    for (std::size_t at = slice_; at < size_ && touched(at + slice_at(at)) && !stop_;) {
+      const auto began = Clock::now();
+      driver_.check("pinning host memory", pin(at));
+      at += slice_at(at);
+      publish(at);
+      pause(Clock::now() - began);
     }
   } catch (const std::exception& fault) {
     error = fault.what();
   }
+  if (toucher_ != nullptr) toucher_->stop();
   const std::lock_guard lock(mutex_);
   ended_ = true;
   error_ = std::move(error);
   changed_.notify_all();
+}
+
+void PinnedMemory::pause(Clock::duration after) {
+  if (!(settings_.share > 0 && settings_.share < 1)) return;
+  const std::chrono::duration<double> wanted = after;
+  const auto length = std::min<Clock::duration>(
+      kLongestPause, bounded(wanted.count() * (1 / settings_.share - 1)));
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, length, [this] { return stop_ || waiting_ > 0; });
 }
 
 void PinnedMemory::publish(std::size_t ready) {
@@ -158,21 +166,35 @@ std::string PinnedMemory::error() const {
 
 bool PinnedMemory::wait_ready(std::size_t bytes, double timeout_s) {
   std::unique_lock lock(mutex_);
+  ++waiting_;
+  changed_.notify_all();
   changed_.wait_for(lock, bounded(timeout_s), [&] { return ended_ || ready_ >= bytes; });
+  --waiting_;
   return ready_ >= bytes;
 }
 
 void PinnedMemory::close() {
-  stop_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (toucher_ != nullptr) toucher_->stop();
   if (thread_.joinable()) thread_.join();
   const DeviceContext::Scope scope(device_);
   for (std::byte* slice : registered_) driver_.unregister_host(slice);
   registered_.clear();
   if (allocated_ && begin_ != nullptr) driver_.free_host(begin_);
-  if (mapping_ != nullptr) munmap(mapping_, mapped_);
-  mapping_ = nullptr;
+  give_back();
   begin_ = nullptr;
   ready_ = 0;
+}
+
+// What was taken from the system; nothing of it is registered.
+void PinnedMemory::give_back() {
+  toucher_.reset();
+  if (mapping_ != nullptr) munmap(mapping_, mapped_);
+  mapping_ = nullptr;
 }
 
 }  // namespace forebay::cuda

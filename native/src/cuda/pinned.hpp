@@ -1,16 +1,22 @@
 // Host memory that copy engines reach at full rate: anonymous, on huge pages where there are any,
-// touched by many threads, and registered with the driver slice by slice, from the front, while
-// what is ready is used already.
+// touched by many threads ahead of time, and registered with the driver slice by slice, from the
+// front, while what is ready is used already.
+//
+// A registration holds a lock of the driver that every other thread's calls may need, so between
+// slices there is a pause in proportion to what the last one took. Nobody pauses while somebody
+// waits for the memory itself.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cuda/driver.hpp"
+#include "cuda/touch.hpp"
 
 namespace forebay::cuda {
 
@@ -19,9 +25,11 @@ struct PinSettings {
   // No copy may cross two registrations, so a slice is a whole number of grains: give the block.
   std::size_t grain_bytes = 1;
   // Large registrations fail or hold the driver's lock for long; small ones cost a call each.
-  std::size_t slice_bytes = std::size_t{1} << 30;
-  int threads = 8;     // that touch
-  int numa_node = -1;  // preferred for the memory; -1 leaves it to the kernel
+  std::size_t slice_bytes = std::size_t{128} << 20;
+  double share = 1;      // of the time that registering may take while nobody waits for it; 1: all
+  int threads = 8;       // that touch
+  int numa_node = -1;    // preferred for the memory; -1 leaves it to the kernel
+  bool in_place = true;  // false: the driver allocates, as where registering is not allowed
 };
 
 class PinnedMemory {
@@ -44,7 +52,8 @@ class PinnedMemory {
   const char* how() const { return allocated_ ? "allocated" : "registered"; }
   // Why it stopped early; empty when it did not.
   std::string error() const;
-  // Waits until so much is ready, or nothing more will be; whether it is.
+  // Waits until so much is ready, or nothing more will be; whether it is. Meanwhile registering
+  // does not pause.
   bool wait_ready(std::size_t bytes, double timeout_s);
   // Ends the pinning, unpins and gives back. No copy may be under way. Idempotent.
   void close();
@@ -53,10 +62,13 @@ class PinnedMemory {
   void reserve();
   void pin_first();
   void pin_rest();
+  void allocate(const std::string& why);
   Result pin(std::size_t from);
-  void touch(std::size_t from, std::size_t bytes) const;
+  bool touched(std::size_t bytes) { return toucher_ == nullptr || toucher_->wait(bytes); }
   std::size_t slice_at(std::size_t from) const;
   void publish(std::size_t ready);
+  void pause(Clock::duration after);
+  void give_back();
 
   const Driver& driver_;
   const DeviceContext device_;
@@ -73,8 +85,10 @@ class PinnedMemory {
   std::atomic<bool> stop_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool ended_ = false;   // guarded, as is error_
+  bool ended_ = false;   // guarded, as is what follows
+  int waiting_ = 0;      // calls of wait_ready()
   std::string error_;
+  std::unique_ptr<PageToucher> toucher_;  // null where the memory is not ours
   std::thread thread_;
 };
 

@@ -45,6 +45,7 @@ class Core {
   const PoolLayout& device() const { return device_; }
   std::size_t live_transfers();
   std::size_t events() const { return events_.size(); }
+  std::size_t events_in_use() const { return events_.in_use(); }
 
   static std::shared_ptr<Transfer> make_transfer(std::int64_t id, Direction direction,
                                                  TransferClass transfer_class, double deadline_s,

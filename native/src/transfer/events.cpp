@@ -1,5 +1,6 @@
 #include "transfer/events.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace forebay {
@@ -42,6 +43,14 @@ void EventPool::begin_wait(PooledEvent& event) {
 void EventPool::end_wait(PooledEvent& event) {
   const std::lock_guard lock(mutex_);
   --event.waits_in_progress;
+}
+
+std::size_t EventPool::in_use() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(
+      std::count_if(events_.begin(), events_.end(), [this](const auto& event) {
+        return !rules_.event_reusable(event->host_saw_completion, event->waits_in_progress);
+      }));
 }
 
 std::size_t EventPool::size() const {

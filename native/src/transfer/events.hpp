@@ -31,6 +31,8 @@ class EventPool {
   void begin_wait(PooledEvent& event);
   void end_wait(PooledEvent& event);
   std::size_t size() const;
+  // Events that may not be recorded again yet.
+  std::size_t in_use() const;
 
  private:
   PooledEvent* take_reusable();

@@ -75,7 +75,7 @@ class Engine:
         self._memory = EngineMemory(self.loaded, geometry, sizes, settings)
         self.pool, self.mover = self._memory.pool, self._memory.mover
         self.runner = Runner(self.loaded, self.pool)
-        link = measure_link(self.mover, sizes, settings.link_bytes_per_s)
+        link = measure_link(self._memory, sizes, settings.link_bytes_per_s)
         prefill = measure_prefill(self.runner, settings.batch.step_tokens)
         self.cache = Cache(
             sizes,

@@ -9,6 +9,7 @@ import numpy as np
 
 from forebay.config import CacheSettings
 from forebay.core.modes import policy_of
+from forebay.engine.memory import EngineMemory
 from forebay.engine.runner import Chunk, Runner
 from forebay.errors import LinkTimeoutError
 from forebay.geometry import Geometry
@@ -29,13 +30,16 @@ class Link:
     next_transfer: int
 
 
-def measure_link(mover: Mover, sizes: CacheSettings, limit_bytes_per_s: float = 0.0) -> Link:
+def measure_link(
+    memory: EngineMemory, sizes: CacheSettings, limit_bytes_per_s: float = 0.0
+) -> Link:
     """Load some blocks of empty host slots into empty device slots, and time it.
 
     Fewer of them over a link that is limited to less (0: not limited), so that the start does not
     wait for it. Raises LinkTimeoutError if the link does not answer.
     """
-    blocks = min(_PROBE_BLOCKS, sizes.device_slots, max(1, sizes.host_slots))
+    mover = memory.mover
+    blocks = min(_PROBE_BLOCKS, sizes.device_slots, memory.host_ready())
     if limit_bytes_per_s:
         blocks = max(1, min(blocks, int(_PROBE_S * limit_bytes_per_s / sizes.block_bytes)))
     slots = np.arange(blocks, dtype=np.int32)

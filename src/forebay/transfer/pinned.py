@@ -11,13 +11,17 @@ import ctypes
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forebay import _native
 from forebay.errors import SettingsError
+from forebay.machine.memory import read_memory
+from forebay.machine.sizes import show_size
+from forebay.machine.tree import Tree
 from forebay.transfer.arena import Arena
 
-_SLICE_BYTES = 1 << 30
-"""One registration of hundreds of gigabytes fails, and holds the driver's lock meanwhile."""
+_SLICE_BYTES = 128 << 20
+_SHARE = 0.25
 _TOUCHING_THREADS = 8
 
 
@@ -40,7 +44,12 @@ class PinnedArena(Arena):
     """`size_bytes` of pinned memory for blocks of `block_bytes`, of which no copy may cross a
     registration.
 
-    Its first `ready_bytes` can be used; they grow in the background. Close every mover first.
+    Its first `ready_bytes` can be used; they grow in the background, in registrations of about
+    `slice_bytes`, which take at most `share` of the time while nobody waits for them in
+    `wait_ready`. `threads` touch its pages ahead of that. Memory that may not be registered is
+    allocated by the driver instead, all at once, as it is with `in_place` False; `how` tells.
+    Close every mover first.
+
     Raises `SettingsError` without a driver, a device of that index, or the memory, and
     `DeviceError` when nothing of it can be pinned.
     """
@@ -52,10 +61,18 @@ class PinnedArena(Arena):
         *,
         device_index: int = 0,
         slice_bytes: int = _SLICE_BYTES,
+        share: float = _SHARE,
         threads: int = _TOUCHING_THREADS,
+        in_place: bool = True,
     ) -> None:
         if size_bytes <= 0:
             raise SettingsError("an arena needs a positive size")
+        room = read_memory(Tree()).room_bytes
+        if room is not None and size_bytes > room:
+            raise SettingsError(
+                f"{show_size(size_bytes)} of pinned memory do not fit: {show_size(room)} are to be "
+                "had; use a smaller pool"
+            )
         devices = cuda_devices()
         known = 0 <= device_index < len(devices)
         self._memory = _native.PinnedMemory(
@@ -64,11 +81,45 @@ class PinnedArena(Arena):
             device_index=device_index,
             grain_bytes=block_bytes,
             slice_bytes=slice_bytes,
+            share=share,
             threads=threads,
             numa_node=devices[device_index].numa_node if known else -1,
+            in_place=in_place,
         )
         buffer = (ctypes.c_uint8 * size_bytes).from_address(self._memory.address)
         self._bytes = np.ctypeslib.as_array(buffer)
+
+    @classmethod
+    def register(
+        cls,
+        memory: NDArray[np.uint8],
+        block_bytes: int,
+        *,
+        device_index: int = 0,
+        slice_bytes: int = _SLICE_BYTES,
+        share: float = _SHARE,
+    ) -> PinnedArena:
+        """Pin `memory`, uint8 of shape [size_bytes], which begins at a page and stays the caller's.
+
+        Its bytes are not changed, and `close` only unpins it: the caller frees it afterwards.
+        Raises `SettingsError` for memory of another form, `DeviceError` where the driver refuses.
+        """
+        if memory.dtype != np.uint8 or memory.ndim != 1 or not memory.flags.c_contiguous:
+            raise SettingsError("memory to pin must be a contiguous one-dimensional uint8 array")
+        arena = cls.__new__(cls)
+        arena._memory = _native.PinnedMemory(
+            len(memory),
+            address=memory.ctypes.data,
+            device_index=device_index,
+            grain_bytes=block_bytes,
+            slice_bytes=slice_bytes,
+            share=share,
+            threads=1,
+            numa_node=-1,
+            in_place=True,
+        )
+        arena._bytes = memory
+        return arena
 
     @property
     def ready_bytes(self) -> int:
@@ -87,7 +138,7 @@ class PinnedArena(Arena):
 
     @property
     def error(self) -> str:
-        """Why pinning stopped before the end; empty if it did not."""
+        """Why pinning stopped before the end; empty as long as it has not."""
         return self._memory.error
 
     def wait_ready(self, size_bytes: int, timeout_s: float) -> bool:

@@ -1,0 +1,180 @@
+"""Cases over the fake driver, each in a process of its own: `python driver_cases.py NAME`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+import numpy as np
+
+from forebay.errors import DeviceError, SettingsError
+from forebay.transfer.messages import Direction, Outcome, Transfer, TransferClass
+from forebay.transfer.mover import TransferFailedError
+from forebay.transfer.native import NativeMover
+from forebay.transfer.pinned import PinnedArena, cuda_devices
+from forebay.transfer.pool import Pool
+
+BLOCK, SLOTS = 4096, 64
+KINDS = ("events", "streams", "registrations", "allocations", "contexts")
+
+
+def live() -> dict[str, int]:
+    """What was made of the driver's things and not given back."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    return {kind: driver.fake_cuda_live(kind.encode()) for kind in KINDS}
+
+
+def page_aligned(size: int) -> np.ndarray:
+    memory = np.empty(size + 4096, np.uint8)
+    return memory[-memory.ctypes.data % 4096 :][:size]
+
+
+class Link:
+    """A mover between two pools of this process; what the driver calls device memory is too."""
+
+    def __init__(self, **settings) -> None:
+        self.device = np.zeros((SLOTS, BLOCK), np.uint8)
+        self.arena = PinnedArena(SLOTS * BLOCK, BLOCK, threads=1)
+        self.host = self.arena.blocks(SLOTS, BLOCK)
+        self.host[:] = np.random.default_rng(1).integers(0, 256, self.host.shape, np.uint8)
+        self.mover = NativeMover(
+            Pool.of([self.device]), Pool.of([self.host]), backend="cuda", **settings
+        )
+        self.ended = {}
+        self.next_id = 1
+
+    def load(self, slots) -> int:
+        slots = np.asarray(slots, np.int32)
+        transfer = Transfer(
+            self.next_id, Direction.LOAD, TransferClass.DEMAND, 0.0, slots, slots,
+            np.zeros(len(slots), np.int64),
+        )  # fmt: skip
+        self.next_id += 1
+        self.mover.submit([transfer])
+        return transfer.id
+
+    def end_of(self, *ids: int):
+        end_s = time.monotonic() + 20
+        while not set(ids) <= set(self.ended):
+            assert time.monotonic() < end_s
+            self.mover.wait_news(0.1)
+            self.ended |= {each.id: each for each in self.mover.poll().completions}
+        return [self.ended[each] for each in ids]
+
+    def close(self) -> None:
+        self.mover.close(5.0)
+        self.arena.close()
+
+
+def said(kind: type[Exception], call, *arguments, **more) -> str:
+    """What the error said. Raises AssertionError where there was none."""
+    try:
+        call(*arguments, **more)
+    except kind as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+def a_driver_that_cannot_be_used() -> None:
+    print(said(SettingsError, cuda_devices))
+
+
+def no_device() -> None:
+    print(said(SettingsError, PinnedArena, 4096, 4096))
+
+
+def copies_and_gives_everything_back() -> None:
+    link = Link(window_bytes=3 * BLOCK)
+    (end,) = link.end_of(link.load(range(SLOTS)))
+    assert end.outcome is Outcome.DONE
+    assert (link.device == link.host).all()
+    assert live()["streams"] == 4
+    link.close()
+    del link.mover, link.arena
+    print(live())
+
+
+def a_fault_ends_everything_as_failed() -> None:
+    link = Link(window_bytes=BLOCK, piece_by_piece=True)
+    ids = [link.load(range(8 * i, 8 * i + 8)) for i in range(8)]
+    ends = link.end_of(*ids)
+    failed = [end for end in ends if end.outcome is Outcome.FAILED]
+    assert len(failed) >= 6
+    assert all("ILLEGAL_ADDRESS" in end.error for end in failed)
+    for end in ends:
+        done = link.device[8 * (end.id - 1) :][: end.blocks_done]
+        assert (done == link.host[8 * (end.id - 1) :][: end.blocks_done]).all()
+    # Whoever asks later is told so as well, at once.
+    (late,) = link.end_of(link.load([0]))
+    assert late.outcome is Outcome.FAILED
+    refused = said(TransferFailedError, link.mover.wait, [late.id], 0, 1.0)
+    began_s = time.monotonic()
+    link.close()
+    del link.mover, link.arena
+    print(refused, live(), time.monotonic() - began_s < 10)
+
+
+def memory_that_may_not_be_registered() -> None:
+    arena = PinnedArena(SLOTS * BLOCK, BLOCK)
+    assert arena.ready_bytes == SLOTS * BLOCK
+    arena.bytes[:] = 7
+    how = arena.how
+    arena.close()
+    del arena
+    print(how, live())
+
+
+def memory_that_cannot_be_pinned_at_all() -> None:
+    print(said(DeviceError, PinnedArena, SLOTS * BLOCK, BLOCK), live())
+
+
+def registering_that_stops_half_way() -> None:
+    arena = PinnedArena(SLOTS * BLOCK, BLOCK, slice_bytes=8 * BLOCK)
+    assert not arena.wait_ready(SLOTS * BLOCK, 20.0)
+    print(arena.ready_bytes // BLOCK, arena.how, arena.error)
+    arena.close()
+
+
+def memory_of_the_caller() -> None:
+    memory = page_aligned(SLOTS * BLOCK)
+    memory[:] = 5
+    arena = PinnedArena.register(memory, BLOCK, slice_bytes=8 * BLOCK)
+    assert arena.wait_ready(SLOTS * BLOCK, 20.0)
+    assert arena.how == "registered"
+    assert live()["registrations"] == 8
+    assert arena.address == memory.ctypes.data
+    assert arena.blocks(SLOTS, BLOCK).shape == (SLOTS, BLOCK)
+    arena.close()
+    assert (memory == 5).all()
+    del arena
+    print(live(), said(SettingsError, PinnedArena.register, memory[1:], BLOCK))
+    print(said(SettingsError, PinnedArena.register, memory.reshape(SLOTS, BLOCK), BLOCK))
+
+
+def pinning_that_is_closed_before_its_end() -> None:
+    began_s = time.monotonic()
+    arena = PinnedArena(256 << 20, 2 << 20, slice_bytes=2 << 20, share=1e-6, threads=2)
+    ready = arena.ready_bytes
+    arena.close()
+    del arena
+    print(ready < 256 << 20, live(), time.monotonic() - began_s < 60)
+
+
+def pinning_pauses_until_it_is_waited_for() -> None:
+    size, piece = 64 << 20, 2 << 20
+    arena = PinnedArena(size, piece, slice_bytes=piece, share=1e-9, threads=1)
+    alone = arena.ready_bytes  # every pause is a second long
+    assert arena.wait_ready(size, 30.0)
+    print(alone < size, arena.ready_bytes == size)
+    arena.close()
+
+
+def a_pool_that_does_not_fit() -> None:
+    print(said(SettingsError, PinnedArena, 1 << 50, 4096))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("FAKE_CUDA_DEVICES", "1")
+    globals()[sys.argv[1]]()
