@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from forebay.bench.waits import foreign_figure
 from forebay.errors import LinkTimeoutError
 from forebay.measure.copies import ratios_to
 from forebay.measure.link import Flow, Link, sampled_rates
+from forebay.measure.repeat import repeated
 from forebay.measure.report import Figure
 from forebay.transfer.messages import WINDOW_DTYPE, Direction, TransferClass
 
@@ -131,6 +134,27 @@ def test_a_carrier_moves_scattered_blocks_both_ways(link: Link):
         urgent = carrier.transfer(8, transfer_class=TransferClass.DEMAND)
         assert load.destinations.max() < carrier.most_blocks <= urgent.destinations.min()
         assert len(set(load.sources.tolist())) == 8
+
+
+def test_what_is_repeated_goes_on_until_the_block_is_left():
+    turns = iter(range(10_000_000))
+    with repeated(lambda: next(turns)) as seen:
+        while len(seen) < 3:
+            time.sleep(1e-3)
+    count = len(seen)
+    assert seen == list(range(count))
+    time.sleep(0.01)
+    assert len(seen) == count
+
+
+def test_what_ends_a_repetition_is_raised():
+    def fail() -> None:
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"), repeated(fail):
+        time.sleep(0.01)
+    with pytest.raises(ValueError, match="no more"), repeated(fail) as seen:
+        seen[0]  # an error that only follows from the other
 
 
 def test_what_runs_in_the_background_ends_with_its_block(link: Link):

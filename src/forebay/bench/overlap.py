@@ -2,7 +2,8 @@
 
 The step is the engine's own: a model of the shape of Llama 3 8B with random weights in bf16, eight
 requests of 2,048 tokens; its work on the device is replayed as a graph, so that it does not wait
-for the host. Times of steps and waits are the device's, by events.
+for the host. Beside it stands a step that only reads that model's weights: nothing that decodes is
+more bound by memory. Times of steps and waits are the device's, by events.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from forebay.bench.beside import BLOCK_BYTES, POOL_BYTES, inflation_figures, launch_figures
 from forebay.bench.pinning import pin_figure, serve_figure
 from forebay.bench.textbook import textbook_figures
-from forebay.measure.decode import DecodeStep, llama_8b
+from forebay.measure.decode import DecodeStep, WeightsStep, llama_8b
 from forebay.measure.link import GIB, Backend, Link
 from forebay.measure.report import Figure
 
@@ -24,7 +25,7 @@ NOT_MEASURED = (
     "decode beside copies, launches and pinning need a CUDA device: nothing was measured; `forebay "
     "demo` shows overlap on a CPU"
 )
-_LAUNCHES = 3000
+_LAUNCHES = 20_000
 
 
 class OverlapPart(StrEnum):
@@ -72,7 +73,9 @@ def overlap_figures(backend: Backend, settings: OverlapSettings) -> list[Figure]
             step = DecodeStep(model)
             with link.carrier(BLOCK_BYTES) as carrier:
                 if OverlapPart.DECODE in parts:
-                    figures += inflation_figures(step, carrier, settings.rounds)
+                    figures += inflation_figures("decode", step, carrier, settings.rounds)
+                    weights = WeightsStep(model)
+                    figures += inflation_figures("weights", weights, carrier, settings.rounds)
                 if OverlapPart.TEXTBOOK in parts:
                     figures += textbook_figures(step, carrier, 2 * settings.rounds)
         if OverlapPart.LAUNCH in parts:

@@ -76,9 +76,10 @@ def _panels(by_id: ById, goals: Mapping[str, Goal]) -> list[Panel]:
     rivals = _rivals(by_id)
     if rivals:
         found.append(lambda axis: _draw_rivals(axis, rivals))
-    steps = _steps(by_id)
-    if steps:
-        found.append(lambda axis: _waits(axis, steps, "a decode step takes, ms", log=False))
+    for kind, what in {"decode": "a decode step", "weights": "reading the weights"}.items():
+        steps = _steps(by_id, kind)
+        if steps:
+            found.append(_steps_panel(steps, f"{what} takes, ms"))
     if all(f"textbook_excess_{lead}_ms" in by_id for lead in LEADS_MS):
         found.append(lambda axis: _textbook(axis, by_id))
     launches = {n: f.samples for n, f in by_id.items() if n.startswith("launch_delay_")}
@@ -154,10 +155,14 @@ def _draw_rivals(axis: Axes, rivals: Sequence[tuple[str, str, float, float, floa
     axis.set_ylabel("foreign copy, p99, us", color=_FAINT)
 
 
-def _steps(by_id: ById) -> dict[str, Sequence[float]]:
+def _steps_panel(steps: Mapping[str, Sequence[float]], label: str) -> Panel:
+    return lambda axis: _waits(axis, steps, label, log=False)
+
+
+def _steps(by_id: ById, kind: str) -> dict[str, Sequence[float]]:
     found: dict[str, Sequence[float]] = {}
     for case in ("load", "both"):
-        figure = by_id.get(f"decode_inflation_{case}")
+        figure = by_id.get(f"{kind}_inflation_{case}")
         if figure is not None:
             found.setdefault("alone", _numbers(figure, "alone_ms"))
             found[f"beside {'loads' if case == 'load' else 'loads and saves'}"] = _numbers(

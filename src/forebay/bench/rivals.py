@@ -8,27 +8,28 @@ of decode it costs for each gigabyte that it moves.
 from __future__ import annotations
 
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from forebay.bench.goals import AXES
 from forebay.bench.rival_movers import Loader, loaders
 from forebay.bench.waits import foreign_figure
 from forebay.errors import LinkTimeoutError
-from forebay.measure.copies import FOREIGN_EVERY_S, ForeignCopies
+from forebay.measure.copies import FOREIGN_EVERY_S, foreign_copies
 from forebay.measure.decode import DecodeStep, llama_8b
 from forebay.measure.link import MIB, Link
+from forebay.measure.repeat import repeated
 from forebay.measure.report import Figure, median_figure
 
 OURS, LOOP = "forebay", "copy_loop"
 LAYOUTS = {"64k": 64 << 10, "2m": 2 * MIB}
 """Bytes of a fragment: a block scattered by layer, as frameworks lay KV out, or in one piece."""
 LOAD_BYTES = 512 * MIB
-_LEAST_LOADS = 8
-_STOP_S = 60.0
+_LEAST_LOADS = 9
+_MOST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,12 @@ def _measure(id_: str, loader: Loader, step: DecodeStep, rounds: int, samples: i
     settings = {"load_bytes": LOAD_BYTES, "about": loader.about}
     loader.load()  # warms up
     rates = [_rate(loader) / 1e9 for _ in range(rounds)]
-    with _repeated(loader), ForeignCopies(up=True) as foreign:
+    with repeated(loader.load), foreign_copies(up=True) as waits_us:
         time.sleep(samples * FOREIGN_EVERY_S * 1.5)
     costs = [_decode_ms_per_gb(loader, step) for _ in range(3)]
     return [
         median_figure(f"rival_{id_}_gb_per_s", rates, "GB/s", settings),
-        foreign_figure(f"rival_{id_}_foreign_p99_us", foreign.waits_us, settings),
+        foreign_figure(f"rival_{id_}_foreign_p99_us", waits_us, settings),
         median_figure(f"rival_{id_}_decode_ms_per_gb", costs, "ms/GB", settings),
     ]
 
@@ -96,62 +97,21 @@ def _decode_ms_per_gb(loader: Loader, step: DecodeStep, steps: int = 40) -> floa
     """What steps take longer beside the loads, over the bytes that were moved meanwhile."""
     alone_ms = statistics.median(step.replay_ms() for _ in range(steps))
     beside_ms: list[float] = []
-    with _repeated(loader) as loads:
-        loads.begin()
-        while len(beside_ms) < steps or loads.since_begin < _LEAST_LOADS:
+    with repeated(lambda: _timed(loader)) as ends_s:
+        give_up_s = time.monotonic() + _MOST_S
+        while len(beside_ms) < steps or len(ends_s) < _LEAST_LOADS:
+            if time.monotonic() > give_up_s:
+                raise LinkTimeoutError(f"{_LEAST_LOADS} loads did not end within {_MOST_S:.0f} s")
             beside_ms.append(step.replay_ms())
-        bytes_per_s = loads.bytes_per_s()
-    beside = statistics.fmean(beside_ms)
+        spans_s = np.diff(ends_s)
+    beside, bytes_per_s = statistics.fmean(beside_ms), LOAD_BYTES / spans_s.mean()
     return (beside - alone_ms) / (bytes_per_s / 1e9 * beside * 1e-3)
 
 
-@dataclass(slots=True)
-class _Loads:
-    """Ends of the loads of a thread that repeats them (`time.monotonic`)."""
-
-    ends_s: list[float] = field(default_factory=list[float])
-    error: Exception | None = None
-    _first: int = 0
-
-    def begin(self) -> None:
-        """Count from the next load on."""
-        self._first = len(self.ends_s)
-
-    @property
-    def since_begin(self) -> int:
-        """Loads that ended since then. Raises what ended the thread."""
-        if self.error is not None:
-            raise self.error
-        return len(self.ends_s) - self._first
-
-    def bytes_per_s(self) -> float:
-        """Between the first and the last of these ends."""
-        ends = self.ends_s[self._first :]
-        return (len(ends) - 1) * LOAD_BYTES / (ends[-1] - ends[0])
-
-
-@contextmanager
-def _repeated(loader: Loader) -> Iterator[_Loads]:
-    """Meanwhile a thread loads again and again; the next load begins when the last one ended."""
-    loads, stop = _Loads(), threading.Event()
-
-    def run() -> None:
-        try:
-            while not stop.is_set():
-                loader.load()
-                loads.ends_s.append(time.monotonic())
-        except Exception as error:
-            loads.error = error
-
-    thread = threading.Thread(target=run, name="repeated-loads")
-    thread.start()
-    try:
-        yield loads
-    finally:
-        stop.set()
-        thread.join(_STOP_S)
-        if thread.is_alive():
-            raise LinkTimeoutError(f"a load did not end within {_STOP_S:.0f} s")
+def _timed(loader: Loader) -> float:
+    """Load once; when it ended (`time.monotonic`)."""
+    loader.load()
+    return time.monotonic()
 
 
 def side_by_side(figures: Sequence[Figure]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 
 from forebay.bench.beside import BLOCK_BYTES
 from forebay.bench.goals import LEADS_MS
-from forebay.measure.decode import DecodeStep
+from forebay.measure.decode import GraphedStep
 from forebay.measure.link import Carrier
+from forebay.measure.repeat import repeated
 from forebay.measure.report import Figure, median_figure
 from forebay.transfer.messages import Direction
 
@@ -35,47 +37,52 @@ class Exposed:
         return self.waited_ms - max(0.0, 1e3 * LOAD_BYTES / bytes_per_s - self.led_ms)
 
 
-def textbook_figures(step: DecodeStep, carrier: Carrier, rounds: int) -> list[Figure]:
+def textbook_figures(step: GraphedStep, carrier: Carrier, rounds: int) -> list[Figure]:
     """For each lead the excess of the exposed wait, and what the decode of others suffers."""
     alone_ms = [step.replay_ms() for _ in range(_STEPS)]
     with carrier.running(Direction.LOAD, most_s=3.0) as flow:
         _, rate = carrier.rate_during(lambda: [step.replay_ms() for _ in range(_STEPS)])
     flow.check()
-    beside_ms: list[float] = []
     figures: list[Figure] = []
-    for lead in LEADS_MS:
-        loads = [_load(step, carrier, 1e-3 * lead, beside_ms) for _ in range(rounds)]
-        settings = {
-            "exposed_ms": statistics.median(each.waited_ms for each in loads),
-            "led_ms": statistics.median(each.led_ms for each in loads),
-            "exposed_samples_ms": [round(each.waited_ms, 4) for each in loads],
-            "led_samples_ms": [round(each.led_ms, 4) for each in loads],
-            "needed_ms": 1e3 * LOAD_BYTES / rate,
-            "gb_per_s_beside_decode": rate / 1e9,
-            "method": "exposed wait less what the link still needed at best beside that decode",
-        }
-        excess = [each.excess_ms(rate) for each in loads]
-        figures.append(median_figure(f"textbook_excess_{lead}_ms", excess, "ms", settings))
+    with repeated(step.replay_ms) as beside_ms:
+        for lead in LEADS_MS:
+            loads = [_load(carrier, 1e-3 * lead) for _ in range(rounds)]
+            figures.append(_lead_figure(lead, loads, rate))
     ratio = float(np.percentile(beside_ms, 99) / np.percentile(alone_ms, 99))
     told = {"alone_p99_ms": float(np.percentile(alone_ms, 99)), "steps_beside": len(beside_ms)}
     return [*figures, Figure("textbook_itl_p99", ratio, "ratio", beside_ms, told)]
 
 
-def _load(step: DecodeStep, carrier: Carrier, lead_s: float, beside_ms: list[float]) -> Exposed:
-    """Start a load, decode others until it is needed, then wait as an engine would: on the host
-    until it may be launched, on the device for the copies.
+def _lead_figure(lead: int, loads: Sequence[Exposed], rate: float) -> Figure:
+    settings = {
+        "exposed_ms": statistics.median(each.waited_ms for each in loads),
+        "led_ms": statistics.median(each.led_ms for each in loads),
+        "exposed_samples_ms": [round(each.waited_ms, 4) for each in loads],
+        "led_samples_ms": [round(each.led_ms, 4) for each in loads],
+        "needed_ms": 1e3 * LOAD_BYTES / rate,
+        "gb_per_s_beside_decode": rate / 1e9,
+        "method": "exposed wait less what the link still needed at best beside that decode",
+    }
+    excess = [each.excess_ms(rate) for each in loads]
+    return median_figure(f"textbook_excess_{lead}_ms", excess, "ms", settings)
+
+
+def _load(carrier: Carrier, lead_s: float) -> Exposed:
+    """Start a load, and when it is needed wait as an engine would: on the host until a step may be
+    launched behind it, then on a stream of the device for its copies.
     """
-    load, began_s = carrier.submit(BLOCKS), time.monotonic()
-    while time.monotonic() - began_s < lead_s:
-        beside_ms.append(step.replay_ms())
+    stream = torch.cuda.Stream()
+    began_s = time.monotonic()
+    load = carrier.submit(BLOCKS)
+    time.sleep(lead_s)
     needed_s = time.monotonic()
     carrier.poll()
     carrier.until(lambda: load in carrier.issued)
     launchable_s = time.monotonic()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    carrier.mover.wait([load], torch.cuda.current_stream().cuda_stream)
-    end.record()
+    begin.record(stream)
+    carrier.mover.wait([load], stream.cuda_stream)
+    end.record(stream)
     end.synchronize()
     waited_ms = 1e3 * (launchable_s - needed_s) + begin.elapsed_time(end)
     carrier.wait([load])

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from forebay.measure.copies import FOREIGN_BYTES, FOREIGN_EVERY_S, ForeignCopies
+from forebay.measure.copies import FOREIGN_BYTES, FOREIGN_EVERY_S, foreign_copies
 from forebay.measure.link import MIB, Carrier, Link
 from forebay.measure.report import Figure, median_figure
 from forebay.transfer.messages import Direction, TransferClass
@@ -40,9 +40,9 @@ def foreign_waits_us(
 ) -> tuple[list[float], float]:
     """Waits of about `samples` foreign copies beside `directions`, and the link's rate then."""
     for_s = samples * FOREIGN_EVERY_S * 1.5
-    with carrier.running(*directions, most_s=for_s + 1.0), ForeignCopies(up=up) as foreign:
+    with carrier.running(*directions, most_s=for_s + 1.0), foreign_copies(up=up) as waits_us:
         _, rate = carrier.rate_during(lambda: time.sleep(for_s))
-    return foreign.waits_us, rate
+    return waits_us, rate
 
 
 def foreign_figure(id_: str, waits_us: list[float], settings: dict[str, object]) -> Figure:

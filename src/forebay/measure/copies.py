@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Callable
-from typing import Self
+from contextlib import AbstractContextManager
 
 import torch
 
-from forebay.errors import LinkTimeoutError
+from forebay.measure.repeat import repeated
 
 FOREIGN_BYTES = 64 << 10
 FOREIGN_EVERY_S = 1e-3
 # Of a spinning kernel: copy and events are queued while it runs, and so begin without the host
 # between.
 HEAD_START_CYCLES = 400_000
-_END_S = 60.0
 
 
 class PlainCopies:
@@ -60,42 +58,33 @@ def ratios_to(floor: Callable[[], float], run: Callable[[], float], rounds: int)
     return ratios[1:]
 
 
-class ForeignCopies:
-    """Within the `with` block, small copies of somebody else, one a millisecond.
-
-    The next one starts only when the one before has ended, so each sample stands for itself.
-    `waits_us` afterwards: from when a copy could have begun to its end, by the device's events.
-    """
+class ForeignCopy:
+    """A small copy of somebody else, on a stream of the highest priority, up or down."""
 
     def __init__(self, *, up: bool, size_bytes: int = FOREIGN_BYTES) -> None:
         self._host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         self._device = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
         self._stream = torch.cuda.Stream(priority=-5)
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._up = up
-        self.waits_us: list[float] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="foreign-copies")
 
-    def _run(self) -> None:
+    def wait_us(self) -> float:
+        """Microseconds from when it could have begun to its end, by the device's events."""
         with torch.cuda.stream(self._stream):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            while not self._stop.wait(FOREIGN_EVERY_S):
-                torch.cuda._sleep(HEAD_START_CYCLES)
-                begin.record()
-                if self._up:
-                    self._device.copy_(self._host, non_blocking=True)
-                else:
-                    self._host.copy_(self._device, non_blocking=True)
-                end.record()
-                end.synchronize()
-                self.waits_us.append(1e3 * begin.elapsed_time(end))
+            torch.cuda._sleep(HEAD_START_CYCLES)
+            self._begin.record()
+            if self._up:
+                self._device.copy_(self._host, non_blocking=True)
+            else:
+                self._host.copy_(self._device, non_blocking=True)
+            self._end.record()
+        self._end.synchronize()
+        return 1e3 * self._begin.elapsed_time(self._end)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(_END_S)
-        if self._thread.is_alive():
-            raise LinkTimeoutError(f"a copy of {FOREIGN_BYTES} bytes did not end in {_END_S:.0f} s")
+def foreign_copies(*, up: bool) -> AbstractContextManager[list[float]]:
+    """Meanwhile one foreign copy a millisecond; the waits so far, in microseconds.
+
+    The next one starts only when the one before has ended, so that each stands for itself.
+    """
+    return repeated(ForeignCopy(up=up).wait_us, every_s=FOREIGN_EVERY_S)

@@ -34,11 +34,31 @@ def llama_8b() -> LoadedModel:
     return adopt_model(model, name="a model of the shape of Llama 3 8B")
 
 
-class DecodeStep:
+class GraphedStep:
+    """Work on the device, captured once as a graph, so that a replay does not wait for the host.
+
+    `work` runs a few times before; what it reads is kept alive with it.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        for _ in range(_WARM_UPS):
+            work()
+        torch.cuda.synchronize()
+        self._work = work
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            work()
+
+    def replay_ms(self) -> float:
+        """Milliseconds of one replay, of the device's time and nothing of the host's."""
+        return device_ms(self._graph.replay)
+
+
+class DecodeStep(GraphedStep):
     """The engine's decode step of `model` for `requests` requests of `context` tokens each.
 
-    Its work on the device is captured once as a graph, so that a replay does not wait for the host.
-    Takes a pool of its own, `requests * context` tokens of KV.
+    The graph has its work on the device, without what the host does before it. Takes a pool of its
+    own, `requests * context` tokens of KV.
     """
 
     def __init__(self, model: LoadedModel, *, requests: int = 8, context: int = 2048) -> None:
@@ -51,28 +71,38 @@ class DecodeStep:
         self._runner = Runner(model, pool)
         slots = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
         self._chunks = [Chunk(np.array([5]), context - 1, row) for row in slots]
-        for _ in range(_WARM_UPS):
-            self._runner.forward(self._chunks)
-        self._graph = self._captured()
-
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        """The step's work on the device, without what the host does before it."""
         packed = self._runner._pack(self._chunks)  # pyright: ignore[reportPrivateUsage]
         packed = replace(packed, tokens=packed.tokens.cuda(), positions=packed.positions.cuda())
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            self._runner._run(packed, packed.last_rows)  # pyright: ignore[reportPrivateUsage]
-        self._read = packed  # its tensors are read by every replay
-        return graph
-
-    def replay_ms(self) -> float:
-        """Milliseconds of one step as a graph, of the device's time and nothing of the host's."""
-        return device_ms(self._graph.replay)
+        run = self._runner._run  # pyright: ignore[reportPrivateUsage]
+        super().__init__(lambda: run(packed, packed.last_rows))
 
     def eager_ms(self) -> float:
-        """The same launched kernel by kernel, as the engine does."""
+        """The same launched kernel by kernel, as the engine does, the host's part included."""
         return device_ms(lambda: self._runner.forward(self._chunks))
+
+
+class WeightsStep(GraphedStep):
+    """Every weight matrix of `model` read once, for `rows` tokens: a decode step's bound.
+
+    No decode step is more bound by memory, so none suffers more from copies.
+    """
+
+    def __init__(self, model: LoadedModel, *, rows: int = 8) -> None:
+        linears = [m for m in model.model.modules() if isinstance(m, torch.nn.Linear)]
+        self.weights_bytes = sum(each.weight.nbytes for each in linears)
+        inputs = {
+            each.in_features: torch.randn(
+                rows, each.in_features, dtype=each.weight.dtype, device="cuda"
+            )
+            for each in linears
+        }
+
+        def work() -> None:
+            with torch.inference_mode():
+                for each in linears:
+                    torch.nn.functional.linear(inputs[each.in_features], each.weight)
+
+        super().__init__(work)
 
 
 def device_ms(work: Callable[[], object]) -> float:
