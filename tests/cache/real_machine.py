@@ -7,13 +7,12 @@ CPU; copies run meanwhile, on the mover's own threads.
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fakes import LaunchedStep
+from fakes import LaunchedStep, RealClock
 
 from forebay.transfer.arena import HostArena
 from forebay.transfer.messages import Report, Transfer, TransferClass
@@ -22,21 +21,6 @@ from forebay.transfer.pool import Pool
 from forebay.transfer.process import ProcessMover
 
 POISON = -1
-
-
-class RealClock:
-    """Real time, which a test may wish to move on and cannot."""
-
-    @property
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    @now_s.setter
-    def now_s(self, value: float) -> None:
-        return
-
-    def __call__(self) -> float:
-        return time.monotonic()
 
 
 class RealMachine:

@@ -50,6 +50,17 @@ class GpuRig:
             backend="cuda",
             **settings,
         )
+        self._begin()
+
+    @classmethod
+    def over(cls, mover: NativeMover) -> GpuRig:
+        """The shorthand alone, for a mover over pools of the caller's."""
+        rig = cls.__new__(cls)
+        rig.mover = mover
+        rig._begin()
+        return rig
+
+    def _begin(self) -> None:
         self.issued: set[int] = set()
         self.ended: dict[int, Completion] = {}
         self.completed_step = 0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 import torch
 from gpu_rig import GpuRig
 
 from forebay.errors import NotIssuedError, SettingsError
-from forebay.transfer.messages import Outcome, TransferClass
+from forebay.transfer.messages import Outcome
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pinned import PinnedArena
 from forebay.transfer.pool import Pool
@@ -35,40 +33,6 @@ def test_a_device_that_is_not_there_is_refused_with_what_there_is():
     pool = Pool.of([np.zeros((2, 4096), np.uint8)])
     with pytest.raises(SettingsError, match="no CUDA device 99"):
         NativeMover(pool, pool, backend="cuda", device_index=99)
-
-
-@pytest.mark.parametrize("piece_by_piece", [False, True])
-@pytest.mark.parametrize(("parts", "fragment"), [(1, 65536), (8, 4096), (64, 512), (6, 1013)])
-def test_blocks_go_down_and_come_back_byte_for_byte(make_rig, parts, fragment, piece_by_piece):
-    rig = make_rig(parts=parts, fragment=fragment, piece_by_piece=piece_by_piece)
-    rig.fill_device()
-    before = rig.device_blocks()
-    order = rig.rng.permutation(rig.slots)
-    assert rig.end_of(rig.save(range(rig.slots), order)).outcome is Outcome.DONE
-    assert (rig.host[order] == before).all()
-    rig.fill_device()
-    assert rig.end_of(rig.load(order, range(rig.slots))).outcome is Outcome.DONE
-    assert (rig.device_blocks() == before).all()
-    assert rig.poisoned()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn"])
-def test_pools_of_every_type_of_number(dtype):
-    numbers = torch.randn(8, 2, 16, 4, 32).to(getattr(torch, dtype)).cuda()
-    before = numbers.clone()
-    block = numbers[0].numel() * numbers.element_size()
-    with PinnedArena(8 * block, block, threads=1) as arena:
-        rig = GpuRig.__new__(GpuRig)
-        rig.mover = NativeMover(
-            Pool.of([numbers]), Pool.of([arena.blocks(8, block)]), backend="cuda"
-        )
-        rig.issued, rig.ended, rig.next_id = set(), {}, 1
-        rig.end_of(rig.save(range(8), range(8)))
-        numbers.zero_()
-        torch.cuda.synchronize()
-        rig.end_of(rig.load(range(8), range(8)))
-        assert (numbers.view(torch.uint8) == before.view(torch.uint8)).all()
-        rig.mover.close(5.0)
 
 
 def test_a_save_waits_for_the_step_that_writes(make_rig):
@@ -161,42 +125,3 @@ def test_a_window_that_fails_is_told_and_the_rest_goes_on(make_rig):
     assert "injected" in broken.error
     assert rig.end_of(rig.load(range(8), range(8))).outcome is Outcome.DONE
     assert (rig.device_blocks()[:8] == rig.host[:8]).all()
-
-
-def test_ten_thousand_random_calls_leave_nothing_behind(make_rig):
-    rig = make_rig(slots=32, parts=4, fragment=16384)
-    rng = random.Random(1)
-    stream = torch.cuda.Stream()
-    free = torch.cuda.mem_get_info()[0]
-    live: list[int] = []
-    step = 0
-    for _ in range(10_000):
-        kind = rng.random()
-        blocks = rng.sample(range(32), rng.randint(1, 8))
-        other = rng.sample(range(32), len(blocks))
-        if kind < 0.25:
-            live.append(rig.load(blocks, other, after=step, transfer_class=TransferClass(1)))
-        elif kind < 0.5:
-            live.append(rig.save(blocks, other, after=step))
-        elif kind < 0.6 and live:
-            rig.mover.cancel([rng.choice(live)])
-        elif kind < 0.7 and live:
-            rig.mover.expedite([rng.choice(live)], TransferClass.DEMAND, 0.0)
-        elif kind < 0.8:
-            step += 1
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(1000)
-            rig.mover.step_launched(step, stream.cuda_stream)
-        elif kind < 0.9 and live:
-            issued = [each for each in live if each in rig.issued and each not in rig.ended]
-            rig.mover.wait(issued[:3], stream.cuda_stream)
-        rig.poll()
-        live = [each for each in live if each not in rig.ended]
-        if len(live) > 200:
-            rig.end_of(live[0])
-    for each in live:
-        rig.end_of(each)
-    assert {each.outcome for each in rig.ended.values()} <= {Outcome.DONE, Outcome.CANCELLED}
-    assert len(rig.ended) == rig.next_id - 1
-    assert abs(torch.cuda.mem_get_info()[0] - free) < 64 << 20
-    assert rig.poisoned()

@@ -8,6 +8,7 @@ whatever was overwritten, moved or mixed up in between shows.
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -279,3 +280,18 @@ class Machine:
 
     def _poison(self) -> list[int]:
         return [POISON] * self.block_tokens
+
+
+class RealClock:
+    """Real time, which a test may wish to move on and cannot."""
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    @now_s.setter
+    def now_s(self, value: float) -> None:
+        return
+
+    def __call__(self) -> float:
+        return time.monotonic()

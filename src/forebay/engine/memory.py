@@ -107,10 +107,15 @@ class EngineMemory:
         return min(self._host_slots, self._arena.ready_bytes // self._block_bytes)
 
     def close(self) -> None:
-        """Wait for the device and give the host memory back. The mover is closed before."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self._arena.close()
+        """Wait for the device and give the host memory back. The mover is closed before.
+
+        Raises what a device that broke raises; the memory is given back all the same.
+        """
+        try:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        finally:
+            self._arena.close()
 
 
 def _pinned(size_bytes: int, block_bytes: int, device_index: int) -> PinnedArena:
