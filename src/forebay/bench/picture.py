@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Sheet
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from forebay.bench.goals import AXES, LEADS_MS
 from forebay.errors import SettingsError
@@ -29,11 +31,13 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": _FAINT,
     "ytick.color": "#222b38",
 }
-_WIDTH_IN, _PANEL_IN, _HEAD_IN = 10.0, 2.9, 0.7
-_MARKS = {"64k": "o", "2m": "s"}
+_WIDTH_IN, _PANEL_IN, _HEAD_IN, _ROW_IN = 10.0, 2.9, 0.7, 0.28
+_WIDE = 20.0
+_NOT_ROUNDS = {"textbook_itl_p99"}  # its samples are steps
 
 ById = Mapping[str, Figure]
-Panel = Callable[[Axes], None]
+Panel = tuple[float, Callable[[Axes], None]]
+"""Its height in inches, and who draws it."""
 
 
 def draw(
@@ -51,12 +55,14 @@ def draw(
     panels = list(_panels({figure.id: figure for figure in figures}, goals))
     if not panels:
         raise SettingsError("none of what was measured has a picture: measure more parts")
-    height_in = _HEAD_IN + _PANEL_IN * len(panels)
+    heights = [height for height, _ in panels]
+    height_in = _HEAD_IN + sum(heights)
     with mpl.rc_context(_STYLE):
         sheet = Sheet(figsize=(_WIDTH_IN, height_in), layout="constrained")
-        sheet.get_layout_engine().set(rect=(0, 0, 1, 1 - _HEAD_IN / height_in), hspace=0.08)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
-        for number, panel in enumerate(panels):
-            panel(sheet.add_subplot(len(panels), 1, number + 1))
+        sheet.get_layout_engine().set(rect=(0, 0, 1, 1 - _HEAD_IN / height_in))  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
+        grid = sheet.add_gridspec(len(panels), 1, height_ratios=heights)
+        for number, (_, panel) in enumerate(panels):
+            panel(sheet.add_subplot(grid[number]))
         sheet.text(0.02, 1 - 0.3 / height_in, title, size=13, weight="bold")
         sheet.text(0.02, 1 - 0.53 / height_in, subtitle, size=9, color=_FAINT)
         path = Path(path)
@@ -65,30 +71,29 @@ def draw(
         sheet.savefig(path, format="png", dpi=130, facecolor="white")
 
 
-def _panels(by_id: ById, goals: Mapping[str, Goal]) -> list[Panel]:
+def _panels(by_id: ById, goals: Mapping[str, Goal]) -> Iterator[Panel]:
     ratios = [f for f in by_id.values() if f.unit == "ratio" and f.id in goals and f.samples]
-    found: list[Panel] = []
+    ratios = [figure for figure in ratios if figure.id not in _NOT_ROUNDS]
     if ratios:
-        found.append(lambda axis: _ratios(axis, ratios, goals))
+        yield 0.8 + _ROW_IN * len(ratios), lambda axis: _ratios(axis, ratios, goals)
     foreign = {n: f.samples for n, f in by_id.items() if n.startswith("foreign_") and f.samples}
     if foreign:
-        found.append(lambda axis: _waits(axis, foreign, "a foreign 64 KiB copy takes, us"))
-    rivals = _rivals(by_id)
-    if rivals:
-        found.append(lambda axis: _draw_rivals(axis, rivals))
+        yield _tails(foreign, "a foreign 64 KiB copy takes, us")
+    for layout in ("64k", "2m"):
+        rivals = [each for each in _rivals(by_id) if each[0] == layout]
+        if rivals:
+            yield _PANEL_IN, partial(_draw_rivals, rivals=rivals)
     for kind, what in {"decode": "a decode step", "weights": "reading the weights"}.items():
         steps = _steps(by_id, kind)
         if steps:
-            found.append(_steps_panel(steps, f"{what} takes, ms"))
+            yield _tails(steps, f"{what} takes, ms")
     if all(f"textbook_excess_{lead}_ms" in by_id for lead in LEADS_MS):
-        found.append(lambda axis: _textbook(axis, by_id))
+        yield _PANEL_IN, lambda axis: _textbook(axis, by_id)
     launches = {n: f.samples for n, f in by_id.items() if n.startswith("launch_delay_")}
     if launches:
-        found.append(lambda axis: _waits(axis, launches, "a launch beside copies takes, us"))
+        yield _tails(launches, "a launch beside copies takes, us")
     if "urgent_wait_windows" in by_id:
-        urgent = {"urgent": by_id["urgent_wait_windows"].samples}
-        found.append(lambda axis: _waits(axis, urgent, "an urgent load takes, windows"))
-    return found
+        yield _tails({"urgent": by_id["urgent_wait_windows"].samples}, "an urgent load, windows")
 
 
 def _ratios(axis: Axes, figures: Sequence[Figure], goals: Mapping[str, Goal]) -> None:
@@ -106,17 +111,24 @@ def _ratios(axis: Axes, figures: Sequence[Figure], goals: Mapping[str, Goal]) ->
     axis.set_xlabel("ratio (a dot is a round, the black tick the goal)", color=_FAINT)
 
 
-def _waits(
-    axis: Axes, samples: Mapping[str, Sequence[float]], label: str, *, log: bool = True
-) -> None:
-    """The share of samples at or above each wait, so that tails can be read off."""
+def _tails(samples: Mapping[str, Sequence[float]], label: str) -> Panel:
+    return _PANEL_IN, lambda axis: _draw_tails(axis, samples, label)
+
+
+def _draw_tails(axis: Axes, samples: Mapping[str, Sequence[float]], label: str) -> None:
+    """The share of samples at or above each value, so that tails can be read off."""
+    least, most = np.inf, 0.0
     for (name, values), colour in zip(samples.items(), _COLOURS, strict=False):
         ordered = np.sort(np.asarray(values, dtype=float))
         above = 1.0 - np.arange(len(ordered)) / len(ordered)
         axis.step(ordered, above, where="pre", color=colour, label=name, linewidth=1.3)
+        least, most = min(least, float(ordered[0])), max(most, float(ordered[-1]))
     axis.set_yscale("log")
-    if log:
+    if most > _WIDE * max(least, 1e-9):
         axis.set_xscale("log")
+    for scaled in (axis.xaxis, axis.yaxis):
+        scaled.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        scaled.set_minor_formatter(NullFormatter())
     axis.axhline(0.01, color=_FAINT, linewidth=0.7, linestyle=":")
     axis.set_xlabel(label, color=_FAINT)
     axis.set_ylabel("share that takes longer", color=_FAINT)
@@ -136,27 +148,22 @@ def _rivals(by_id: ById) -> list[tuple[str, str, float, float, float]]:
 
 
 def _draw_rivals(axis: Axes, rivals: Sequence[tuple[str, str, float, float, float]]) -> None:
-    names = list(dict.fromkeys(name for _, name, *_ in rivals))
-    for layout, name, rate, wait_us, decode_ms in rivals:
-        colour = _COLOURS[names.index(name) % len(_COLOURS)]
-        axis.plot(rate, wait_us, _MARKS.get(layout, "^"), color=colour, markersize=9)
+    """One layout: rate to the right, foreign waits up, decode's cost in words."""
+    for (layout, name, rate, wait_us, decode_ms), colour in zip(rivals, _COLOURS, strict=False):
+        axis.plot(rate, wait_us, "o", color=colour, markersize=9)
         axis.annotate(
-            f"{name}, {layout}\n{decode_ms:.2g} ms of decode per GB",
+            f"{name}\n{decode_ms:.2g} ms of decode per GB",
             (rate, wait_us),
             xytext=(-8, 6),
             textcoords="offset points",
             ha="right",
             size=7.5,
         )
+        axis.set_xlabel(f"fragments of {layout}: GB/s", color=_FAINT)
     axis.set_yscale("log")
     axis.set_xlim(left=0)
     axis.margins(y=0.35)
-    axis.set_xlabel("GB/s", color=_FAINT)
     axis.set_ylabel("foreign copy, p99, us", color=_FAINT)
-
-
-def _steps_panel(steps: Mapping[str, Sequence[float]], label: str) -> Panel:
-    return lambda axis: _waits(axis, steps, label, log=False)
 
 
 def _steps(by_id: ById, kind: str) -> dict[str, Sequence[float]]:

@@ -148,6 +148,7 @@ class _FifoBatch:
         ]
         if self._version < _BATCH_13:
             arguments.append(ctypes.byref(failed))
+        torch.cuda.set_device(self._stream.device)  # this thread may not have called it before
         status = self._call(*arguments, ctypes.c_void_p(self._stream.cuda_stream))
         if status:
             raise SettingsError(f"cuMemcpyBatchAsync failed with error {status} of the driver")

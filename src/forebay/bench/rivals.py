@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ import numpy as np
 from forebay.bench.goals import AXES
 from forebay.bench.rival_movers import Loader, loaders
 from forebay.bench.waits import foreign_figure
-from forebay.errors import LinkTimeoutError
+from forebay.errors import LinkTimeoutError, SettingsError
 from forebay.measure.copies import FOREIGN_EVERY_S, foreign_copies
 from forebay.measure.decode import DecodeStep, llama_8b
 from forebay.measure.link import MIB, Link
@@ -55,7 +56,11 @@ def rival_figures(link: Link, rounds: int, samples: int) -> list[Figure]:
         standings: dict[str, Standing] = {}
         with loaders(link, fragment_bytes, LOAD_BYTES) as ways:
             for name, loader in ways.items():
-                three = _measure(f"{layout}_{name}", loader, step, rounds, samples)
+                try:
+                    three = _measure(f"{layout}_{name}", loader, step, rounds, samples)
+                except SettingsError as error:
+                    warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+                    continue
                 standings[name] = Standing(*(figure.value for figure in three))
                 figures += three
         figures += dominance(layout, standings)
@@ -66,7 +71,7 @@ def dominance(layout: str, standings: Mapping[str, Standing]) -> list[Figure]:
     """How many rivals dominate ours (none should), and whether ours dominates the loop."""
     ours = standings[OURS]
     above = [name for name, each in standings.items() if each.dominates(ours)]
-    loop = float(ours.dominates(standings[LOOP]))
+    loop = float(LOOP in standings and ours.dominates(standings[LOOP]))
     return [
         Figure(f"rivals_that_dominate_{layout}", len(above), "rivals", (), {"which": above}),
         Figure(f"loop_is_dominated_{layout}", loop, "yes or no"),
