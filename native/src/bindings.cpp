@@ -293,6 +293,12 @@ void bind_calls(nb::class_<PyCore>& core) {
              return self.core->wait_news(timeout_s);
            })
       .def("windows", &windows)
+      .def("when",
+           [](PyCore& self, std::uint64_t driver_event) -> nb::object {
+             double at_s = 0;
+             if (!self.core->backend().when(driver_event, at_s)) return nb::none();
+             return nb::float_(at_s);
+           })
       .def("close", [](PyCore& self, double timeout_s) {
         const nb::gil_scoped_release released;
         self.core->close(timeout_s);

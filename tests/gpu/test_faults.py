@@ -17,17 +17,23 @@ from forebay.engine.models import adopt_model
 from forebay.transfer.messages import Direction
 
 BROKEN = """
+import faulthandler
 import torch
 from gpu_rig import GpuRig
 from forebay.transfer.messages import Outcome
 
+faulthandler.dump_traceback_later(40, exit=True)
 rig = GpuRig(slots=64, parts=1, fragment=1 << 20, window_bytes=1 << 20)
+# All that needs a copy of its own comes first: it could wait behind a held lane.
+values, beyond = torch.zeros(4, device="cuda"), torch.tensor([1 << 20], device="cuda")
+values[beyond % 4]
+torch.cuda.synchronize()
 for lane in range(2):
     rig.mover.core.hold_lane(0, lane)
 slots = [range(8 * i, 8 * i + 8) for i in range(8)]
 ids = [rig.load(each, each) for each in slots]
 rig.until(lambda: rig.mover.core.events_in_use >= 2)
-torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+values[beyond]
 for lane in range(2):
     rig.mover.core.release_lane(0, lane)
 ends = [rig.end_of(each) for each in ids]
@@ -42,12 +48,14 @@ print("ended:", late.error)
 """
 
 ENGINE = """
+import faulthandler
 import torch
 from oracle import Rig, greedy, prompt, tiny_settings
 from tiny_models import build
 from forebay.engine.engine import Engine
 from forebay.engine.models import adopt_model
 
+faulthandler.dump_traceback_later(40, exit=True)
 engine = Engine(adopt_model(build("llama").cuda(), name="tiny"), tiny_settings(check_blocks=False))
 asked = [engine.submit(prompt(40, seed), greedy(30)) for seed in range(6)]
 for _ in range(10):
@@ -72,7 +80,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
         env={"PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path]), "PATH": "/usr/bin"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=60,
         check=False,
     )
 

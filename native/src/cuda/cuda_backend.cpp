@@ -28,12 +28,7 @@ Stream as_stream(StreamHandle handle) { return reinterpret_cast<Stream>(handle);
 
 CudaBackend::CudaBackend(const BackendSettings& settings)
     : driver_(Driver::get()), settings_(settings), device_(settings.device_index) {
-  if (!settings.timing) return;
-  const DeviceContext::Scope scope(device_);
-  driver_.check("making an event", driver_.create_event(&base_, kEventDefault));
-  driver_.check("recording an event", driver_.record_event(base_, nullptr));
-  driver_.check("waiting for an event", driver_.synchronize_event(base_));
-  base_s_ = now_s();
+  if (settings.timing) clock_ = std::make_unique<DeviceClock>(device_);
 }
 
 CudaBackend::~CudaBackend() {
@@ -43,7 +38,6 @@ CudaBackend::~CudaBackend() {
     if (lane.began != nullptr) driver_.destroy_event(lane.began);
     if (lane.gate != nullptr) driver_.free_host(const_cast<std::uint32_t*>(lane.gate));
   });
-  if (base_ != nullptr) driver_.destroy_event(base_);
 }
 
 void CudaBackend::enter_thread() {
@@ -167,15 +161,18 @@ std::string CudaBackend::error_text(Event event) {
 }
 
 bool CudaBackend::span(StreamHandle handle, Event event, double& start_s, double& end_s) {
-  if (!settings_.timing) return false;
-  const DeviceContext::Scope scope(device_);
-  float start_ms = 0;
-  float end_ms = 0;
-  if (driver_.elapsed_ms(&start_ms, base_, lanes_.of(handle).lane.began) != kSuccess) return false;
-  if (driver_.elapsed_ms(&end_ms, base_, as_event(event).handle) != kSuccess) return false;
-  start_s = base_s_ + 1e-3 * static_cast<double>(start_ms);
-  end_s = base_s_ + 1e-3 * static_cast<double>(end_ms);
+  if (clock_ == nullptr) return false;
+  double began_s = 0;
+  double ended_s = 0;
+  if (!clock_->when(lanes_.of(handle).lane.began, began_s)) return false;
+  if (!clock_->when(as_event(event).handle, ended_s)) return false;
+  start_s = began_s;
+  end_s = ended_s;
   return true;
+}
+
+bool CudaBackend::when(std::uint64_t driver_event, double& at_s) {
+  return clock_ != nullptr && clock_->when(reinterpret_cast<EventHandle>(driver_event), at_s);
 }
 
 void CudaBackend::close() {

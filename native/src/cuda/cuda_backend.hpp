@@ -5,10 +5,12 @@
 // window in flight, not because of the driver.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "transfer/backend.hpp"
+#include "cuda/device_clock.hpp"
 #include "cuda/driver.hpp"
 #include "transfer/hooks.hpp"
 #include "transfer/lane_table.hpp"
@@ -42,6 +44,7 @@ class CudaBackend final : public Backend, public TestHooks {
   Signal stream_wait(StreamHandle stream, Event event, double timeout_s) override;
   std::string error_text(Event event) override;
   bool span(StreamHandle lane, Event event, double& start_s, double& end_s) override;
+  bool when(std::uint64_t driver_event, double& at_s) override;
   void close() override;
 
   void hold_lane(Direction direction, int lane) override;
@@ -63,8 +66,7 @@ class CudaBackend final : public Backend, public TestHooks {
   const BackendSettings settings_;
   const DeviceContext device_;
   LaneTable<Lane> lanes_;
-  EventHandle base_ = nullptr;  // with timing: recorded at base_s_
-  double base_s_ = 0;
+  std::unique_ptr<DeviceClock> clock_;  // with timing
   std::mutex gates_mutex_;
   bool closed_ = false;
 };

@@ -53,6 +53,14 @@ class Backend {
     return false;
   }
 
+  // When an event of the caller's, by its driver's handle, completed, on the clock of now_s(). False
+  // where it has not, or where the backend takes no times.
+  virtual bool when(std::uint64_t driver_event, double& at_s) {
+    static_cast<void>(driver_event);
+    static_cast<void>(at_s);
+    return false;
+  }
+
   // Ends every stream the backend opened and joins its threads; work not yet run is dropped and its
   // events fail. Idempotent. Other calls stay safe afterwards.
   virtual void close() = 0;

@@ -25,16 +25,16 @@ from forebay.engine.pace import Pace, decode_tokens, prefill_tokens
 from forebay.engine.placement import describe_device, dtype_name
 from forebay.engine.prompt import Prompt, check_length, prompt_tokens
 from forebay.engine.record import StepRecord
-from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing
+from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing, draw
 from forebay.engine.runner import Chunk, Runner, probe_geometry
-from forebay.engine.sampler import SampledToken, SamplingParams, sample
+from forebay.engine.sampler import SampledToken, SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.engine.startup import describe, measure_link, measure_prefill
 from forebay.engine.stats import EngineStats
 from forebay.engine.text import chat_prompt
 from forebay.engine.verify import BlockVerifier
 from forebay.engine.view import EngineView
-from forebay.errors import ModelError, QueueFullError, RequestError
+from forebay.errors import QueueFullError, RequestError
 from forebay.geometry import default_block_tokens
 from forebay.machine.memory import read_memory
 from forebay.machine.tree import Tree
@@ -72,7 +72,9 @@ class Engine:
             read_memory(Tree()),
             device_free_bytes(self.loaded.model.device),
         )
-        self._memory = EngineMemory(self.loaded, geometry, sizes, settings)
+        timed = timeline is not None
+        self._memory = EngineMemory(self.loaded, geometry, sizes, settings, timed=timed)
+        self._trace = self._memory.trace
         self.pool, self.mover = self._memory.pool, self._memory.mover
         self.runner = Runner(self.loaded, self.pool)
         link = measure_link(self._memory, sizes, settings.link_bytes_per_s)
@@ -263,12 +265,13 @@ class Engine:
         tickets = [work.sequence.ticket for work in batch.work]
         waits = [ticket for ticket in tickets if ticket is not None and ticket.waits]
         began_s = self._clock()
+        self._trace.wait_begins(expected=bool(waits))
         lost = self.cache.ready(
             [ticket for ticket in tickets if ticket is not None],
             self._memory.stream,
             timeout_s=self.settings.wait_timeout_s,
         )
-        self._waited(began_s, bool(waits))
+        self._waited(began_s, bool(waits), in_step=True)
         for ticket in waits:
             self._requests[ticket.request.id].load_wait_s += self._clock() - began_s
         for ticket in lost:
@@ -285,11 +288,12 @@ class Engine:
         if batch.stepped_over or self.busy:
             began_s = self._clock()
             self.cache.wait_news(_IDLE_WAIT_S)
-            self._waited(began_s, NotYet.LOADING in batch.stepped_over.values())
+            self._waited(began_s, NotYet.LOADING in batch.stepped_over.values(), in_step=False)
 
     def _run(self, work: list[Work]) -> list[Delta]:
         began_s = self._clock()
         step = self.cache.begin_step([(self._ticket(w), w.start, w.tokens) for w in work])
+        self._trace.step_begins()
         try:
             logits = self.runner.forward([self._chunk(item) for item in work])
         except BaseException as error:
@@ -297,6 +301,7 @@ class Engine:
             for item in work:
                 self._fail(self._requests[item.sequence.request_id], repr(error))
             raise
+        self._trace.step_ends()
         self.cache.step_launched(step, self._memory.stream)
         generated = self.generation_tokens
         deltas = self._take_tokens(work, logits)
@@ -306,7 +311,7 @@ class Engine:
     def _take_tokens(self, work: list[Work], logits: torch.Tensor) -> list[Delta]:
         requests = [self._requests[item.sequence.request_id] for item in work]
         rows = [i for i, w in enumerate(work) if w.start + w.tokens == requests[i].known_tokens]
-        drawn = self._draw(requests, logits.cpu(), rows) if rows else {}
+        drawn = draw(requests, logits.cpu(), rows) if rows else {}
         self.generation_tokens += len(drawn)
         self._observe(work, requests, drawn)
         now_s = self._clock()
@@ -326,20 +331,6 @@ class Engine:
                 self._end(request, request.finished)
         return deltas
 
-    def _draw(
-        self, requests: Sequence[EngineRequest], logits: torch.Tensor, rows: list[int]
-    ) -> dict[int, SampledToken]:
-        """The next token by row; a request whose own logits are broken gets an error instead."""
-        try:
-            tokens = sample([requests[row].sampler for row in rows], logits[rows])
-        except ModelError as error:
-            if len(rows) > 1:
-                each = [self._draw(requests, logits, [row]) for row in rows]
-                return {row: token for one in each for row, token in one.items()}
-            requests[rows[0]].error = str(error)
-            return {}
-        return dict(zip(rows, tokens, strict=True))
-
     def _measure(self, step: int, work: list[Work], began_s: float, *, drawn: bool) -> None:
         now_s = self._clock()
         ended = drawn or not self._memory.runs_behind
@@ -347,7 +338,9 @@ class Engine:
         self.steps += 1
         if self.timeline is not None:
             decode, prefill = decode_tokens(work), prefill_tokens(work)
-            self.timeline.step(step, began_s, now_s, decode_tokens=decode, prefill_tokens=prefill)
+            self._trace.stepped(
+                self.timeline, step, began_s, now_s, decode_tokens=decode, prefill_tokens=prefill
+            )
             self.timeline.windows(self.mover.windows())
 
     def _observe(
@@ -365,12 +358,12 @@ class Engine:
             )
         )
 
-    def _waited(self, began_s: float, lacked_load: bool) -> None:
+    def _waited(self, began_s: float, lacked_load: bool, *, in_step: bool) -> None:
         now_s = self._clock()
         if lacked_load:
             self.stall_s += now_s - began_s
             if self.timeline is not None:
-                self.timeline.wait(began_s, now_s)
+                self._trace.waited(self.timeline, began_s, now_s, in_step=in_step)
 
     def _started(self, request: EngineRequest) -> None:
         ticket = request.ticket

@@ -11,6 +11,7 @@ from forebay.config import CacheSettings
 from forebay.engine.models import LoadedModel
 from forebay.engine.pool import KVPool
 from forebay.engine.settings import EngineSettings
+from forebay.engine.tracing import DeviceTrace, HostTrace
 from forebay.errors import DeviceError, SettingsError
 from forebay.geometry import Geometry
 from forebay.machine.memory import read_memory
@@ -33,6 +34,7 @@ class EngineMemory:
     """The pools of one engine on the device of its model, and their mover.
 
     On a CUDA device the host pool is pinned in the background; :meth:`host_ready` says how far.
+    `timed` takes the times of steps and copies there, at a cost for each.
     Raises SettingsError for what cannot be had. Close it when no step is under way.
     """
 
@@ -42,6 +44,8 @@ class EngineMemory:
         geometry: Geometry,
         sizes: CacheSettings,
         settings: EngineSettings,
+        *,
+        timed: bool = False,
     ) -> None:
         self.device = torch.device(loaded.model.device)
         self._block_bytes = geometry.block_bytes
@@ -79,7 +83,9 @@ class EngineMemory:
             link_bytes_per_s=settings.link_bytes_per_s,
             window_timeout_s=settings.wait_timeout_s,
             device_index=index,
+            timing=on_gpu and timed,
         )
+        self.trace = DeviceTrace(self.mover) if on_gpu and timed else HostTrace()
 
     @property
     def stream(self) -> int:

@@ -4,18 +4,21 @@ preemption.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from forebay.core.directory import Session
 from forebay.core.ledger import Source
 from forebay.core.requests import Request, Ticket
-from forebay.engine.sampler import SampledToken, Sampler, SamplingParams
+from forebay.engine.sampler import SampledToken, Sampler, SamplingParams, sample
 from forebay.engine.text import Detokeniser, StopStrings
+from forebay.errors import ModelError
 from forebay.timeline import Kind, Records
 
 _CONTEXT_FOR_TEXT = 8
@@ -190,3 +193,18 @@ class EngineRequest:
         if self._detokeniser is None:
             return ""
         return self._stops.push(self._detokeniser.push(token_id))
+
+
+def draw(
+    requests: Sequence[EngineRequest], logits: torch.Tensor, rows: list[int]
+) -> dict[int, SampledToken]:
+    """The next token by row; a request whose own logits are broken gets an error instead."""
+    try:
+        tokens = sample([requests[row].sampler for row in rows], logits[rows])
+    except ModelError as error:
+        if len(rows) > 1:
+            each = [draw(requests, logits, [row]) for row in rows]
+            return {row: token for one in each for row, token in one.items()}
+        requests[rows[0]].error = str(error)
+        return {}
+    return dict(zip(rows, tokens, strict=True))

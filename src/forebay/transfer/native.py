@@ -152,6 +152,11 @@ class NativeMover:
         records, self._windows_dropped = self._core.windows()
         return np.frombuffer(records, dtype=WINDOW_DTYPE)
 
+    def when(self, driver_event: int) -> float | None:
+        """When an event of the driver, made with timing, completed: `time.monotonic`, as the times
+        of `windows` are. None if it has not, or without `timing`."""
+        return self._core.when(driver_event)
+
     @property
     def windows_dropped(self) -> int:
         """See `Mover.windows_dropped`."""
