@@ -189,3 +189,12 @@ def test_what_cannot_be_is_refused_with_the_reason(timeline, tmp_path):
         timeline.to_png(tmp_path / "t.png", (START_S + 50, START_S + 60))
     with pytest.raises(SettingsError, match="choose another window"):
         timeline.to_png(tmp_path / "t.png", (START_S + 0.2, START_S + 0.1))
+
+
+def test_a_cleared_timeline_has_nothing(timeline):
+    timeline.clear()
+    assert len(timeline) == 0
+    assert timeline.occupancy_samples == ()
+    assert timeline.extent() == (0.0, 0.0)
+    timeline.step(3, START_S, START_S + 0.1)
+    assert [span.details["step"] for span in timeline] == [3]

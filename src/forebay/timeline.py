@@ -141,6 +141,12 @@ class Timeline:
         """The kept samples of tier occupancy, oldest first."""
         return tuple(self._occupancy)
 
+    def clear(self) -> None:
+        """Forget all that was recorded, `dropped` too."""
+        self._spans.clear()
+        self._occupancy.clear()
+        self.dropped = 0
+
     def step(
         self,
         number: int,
