@@ -3,46 +3,57 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
 from forebay.measure.copies import FOREIGN_BYTES, FOREIGN_EVERY_S, foreign_copies
-from forebay.measure.link import MIB, Carrier, Link
+from forebay.measure.link import MIB, Link
 from forebay.measure.report import Figure, median_figure
 from forebay.transfer.messages import Direction, TransferClass
 
 _BLOCK_BYTES = 2 * MIB
 _URGENT_BYTES = 64 * MIB
+# Of the time between copies, with the copy itself.
+_PER_COPY = 1.4
 _BOTH = (Direction.LOAD, Direction.SAVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The mover's windows and directions, and which way and how urgent the foreign copies are."""
+
+    window_mib: int
+    directions: tuple[Direction, ...]
+    up: bool = True
+    urgent: bool = True
+
+
 FOREIGN_CASES = {
-    "foreign_p99_8_us": (8, (Direction.LOAD,), True),
-    "foreign_p99_4_us": (4, (Direction.LOAD,), True),
-    "foreign_p99_both_h2d_us": (8, _BOTH, True),
-    "foreign_p99_both_d2h_us": (8, _BOTH, False),
+    "foreign_p99_8_us": Case(8, (Direction.LOAD,)),
+    "foreign_p99_8_low_us": Case(8, (Direction.LOAD,), urgent=False),
+    "foreign_p99_4_us": Case(4, (Direction.LOAD,)),
+    "foreign_p99_both_h2d_us": Case(8, _BOTH),
+    "foreign_p99_both_d2h_us": Case(8, _BOTH, up=False),
+    "foreign_p99_idle_us": Case(8, ()),
 }
-"""Window in MiB, the mover's directions, and whether the foreign copies go up."""
 
 
 def foreign_figures(link: Link, samples: int, spin_s: float) -> list[Figure]:
-    """How long a foreign 64 KiB copy waits while the mover runs at full rate."""
+    """How long a foreign 64 KiB copy waits while the mover is busy, and while it rests."""
     figures: list[Figure] = []
-    for id_, (window, directions, up) in FOREIGN_CASES.items():
-        with link.carrier(_BLOCK_BYTES, window_bytes=window * MIB, spin_s=spin_s) as carrier:
-            waits, rate = foreign_waits_us(carrier, directions, samples, up=up)
-        figures.append(foreign_figure(id_, waits, {"window_mib": window, "gb_per_s": rate / 1e9}))
-    with link.carrier(_BLOCK_BYTES, spin_s=spin_s) as carrier:
-        waits, _ = foreign_waits_us(carrier, (), samples // 4, up=True)
-    return [*figures, foreign_figure("foreign_p99_idle_us", waits, {"gb_per_s": 0.0})]
-
-
-def foreign_waits_us(
-    carrier: Carrier, directions: tuple[Direction, ...], samples: int, *, up: bool
-) -> tuple[list[float], float]:
-    """Waits of about `samples` foreign copies beside `directions`, and the link's rate then."""
-    for_s = samples * FOREIGN_EVERY_S * 1.5
-    with carrier.running(*directions, most_s=for_s + 1.0), foreign_copies(up=up) as waits_us:
-        _, rate = carrier.rate_during(lambda: time.sleep(for_s))
-    return waits_us, rate
+    for id_, case in FOREIGN_CASES.items():
+        for_s = samples * FOREIGN_EVERY_S * _PER_COPY
+        settings = {"window_bytes": case.window_mib * MIB, "spin_s": spin_s}
+        with (
+            link.carrier(_BLOCK_BYTES, **settings) as carrier,
+            carrier.running(*case.directions, most_s=for_s + 1.0),
+            foreign_copies(up=case.up, urgent=case.urgent) as waits_us,
+        ):
+            _, rate = carrier.rate_during(lambda for_s=for_s: time.sleep(for_s))
+        told = {"window_mib": case.window_mib, "gb_per_s": rate / 1e9, "urgent": case.urgent}
+        figures.append(foreign_figure(id_, waits_us, told))
+    return figures
 
 
 def foreign_figure(id_: str, waits_us: list[float], settings: dict[str, object]) -> Figure:

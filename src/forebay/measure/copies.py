@@ -16,6 +16,8 @@ FOREIGN_EVERY_S = 1e-3
 # Of a spinning kernel: copy and events are queued while it runs, and so begin without the host
 # between.
 HEAD_START_CYCLES = 400_000
+# Priorities of streams; the driver takes what is out of its range for the nearest within.
+_HIGHEST, _LOWEST = -5, 0
 
 
 class PlainCopies:
@@ -59,12 +61,15 @@ def ratios_to(floor: Callable[[], float], run: Callable[[], float], rounds: int)
 
 
 class ForeignCopy:
-    """A small copy of somebody else, on a stream of the highest priority, up or down."""
+    """A small copy of somebody else, up or down, on a stream of the highest or lowest priority.
 
-    def __init__(self, *, up: bool, size_bytes: int = FOREIGN_BYTES) -> None:
+    A mover's lanes have the lowest.
+    """
+
+    def __init__(self, *, up: bool, urgent: bool = True, size_bytes: int = FOREIGN_BYTES) -> None:
         self._host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         self._device = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
-        self._stream = torch.cuda.Stream(priority=-5)
+        self._stream = torch.cuda.Stream(priority=_HIGHEST if urgent else _LOWEST)
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._up = up
 
@@ -82,9 +87,9 @@ class ForeignCopy:
         return 1e3 * self._begin.elapsed_time(self._end)
 
 
-def foreign_copies(*, up: bool) -> AbstractContextManager[list[float]]:
+def foreign_copies(*, up: bool, urgent: bool = True) -> AbstractContextManager[list[float]]:
     """Meanwhile one foreign copy a millisecond; the waits so far, in microseconds.
 
     The next one starts only when the one before has ended, so that each stands for itself.
     """
-    return repeated(ForeignCopy(up=up).wait_us, every_s=FOREIGN_EVERY_S)
+    return repeated(ForeignCopy(up=up, urgent=urgent).wait_us, every_s=FOREIGN_EVERY_S)
