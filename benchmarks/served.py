@@ -22,7 +22,7 @@ from forebay.engine.models import SMOLLM2, LoadedModel, adopt_model, load_model 
 import torch
 import transformers
 
-from forebay.cli.garbage import out_of_collections
+from forebay.cli.garbage import few_collections, keep_out
 from forebay.config import BatchSettings
 from forebay.engine.engine import Engine
 from forebay.engine.models import smollm2_folder
@@ -141,7 +141,8 @@ def main() -> None:
     server = Server(engine, ServerSettings(port=0, drain_s=5))
     print(server.socket.getsockname()[1], flush=True)
     threading.Thread(target=obey, args=(server, steps, direct), daemon=True).start()
-    with out_of_collections():
+    with few_collections():
+        keep_out()
         server.run()
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.benches import bench
-from forebay.cli.garbage import collections_off
+from forebay.cli.garbage import few_collections, imports_kept_out
 from forebay.cli.told import told
 from forebay.demo.settings import DemoSettings
 from forebay.engine.settings import EngineSettings
@@ -98,8 +98,8 @@ def demo(
 
     Exit status 1 if modes give different answers, or look-ahead hides nothing.
     """
-    with told():
-        with collections_off():
+    with told(), few_collections():
+        with imports_kept_out():
             from forebay.cli.demo import run_demo  # noqa: PLC0415
 
         status = run_demo(
@@ -134,8 +134,8 @@ def chat(
 
     /reset forgets the conversation, /stats says what the cache did, /exit ends.
     """
-    with told():
-        with collections_off():
+    with told(), few_collections():
+        with imports_kept_out():
             from forebay.cli.chat import run_chat  # noqa: PLC0415
 
         run_chat(
@@ -202,8 +202,8 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve a model over HTTP, with OpenAI's interface, until SIGTERM."""
-    with told():
-        with collections_off():
+    with told(), few_collections():
+        with imports_kept_out():
             from forebay.cli.serve import run_serve  # noqa: PLC0415
 
         run_serve(

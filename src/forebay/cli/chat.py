@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
-from forebay.cli.garbage import out_of_collections
+from forebay.cli.garbage import keep_out
 from forebay.cli.told import tell_loading
 from forebay.cli.values import parse_device, parse_dtype, parse_mode
 from forebay.core.ledger import Source
@@ -48,7 +48,8 @@ def run_chat(
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     tell_loading(model)
-    with Engine(model, settings) as engine, out_of_collections():
+    with Engine(model, settings) as engine:
+        keep_out()
         print(engine.startup_line)
         chat = Chat(engine, params, system)
         if sys.stdin.isatty():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from forebay.cli.garbage import out_of_collections
+from forebay.cli.garbage import keep_out
 from forebay.cli.told import tell_loading
 from forebay.cli.values import parse_device, parse_dtype, parse_mode
 from forebay.config import BatchSettings
@@ -81,8 +81,8 @@ def run_serve(
         f"serving on {server.url}/v1, described at {server.url}/docs, watched at {server.url}/",
         flush=True,
     )
-    with out_of_collections():
-        server.run()
+    keep_out()
+    server.run()
 
 
 def _read_keys(file: Path) -> list[ApiKey]:

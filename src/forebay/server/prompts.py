@@ -1,6 +1,6 @@
 """Prompts to tokens, beside the event loop and the engine: a long one takes milliseconds.
 
-One thread, with a tokenizer of its own that is never changed: then others may read it too.
+One thread, with a tokenizer that is never changed: then others may read it too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Prompts:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self._tokenizer = _own(loaded.tokenizer)
+        self._tokenizer = _unchanging(loaded.tokenizer)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="forebay-prompts")
         self._most_characters = self._longest_prompt()
         template = getattr(self._tokenizer, "chat_template", None)
@@ -105,13 +105,16 @@ class Prompts:
             )
 
 
-def _own(tokenizer: Any) -> Any:
+def _unchanging(tokenizer: Any) -> Any:
+    """`tokenizer` if its calls only read, else a copy of it of which that is so."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and backend.truncation is None and backend.padding is None:
+        return tokenizer
     mine = copy.deepcopy(tokenizer)
-    backend = getattr(mine, "backend_tokenizer", None)
     if backend is not None:
         # Else each call would set them anew, which must not happen while another one reads.
-        backend.no_truncation()
-        backend.no_padding()
+        mine.backend_tokenizer.no_truncation()
+        mine.backend_tokenizer.no_padding()
     return mine
 
 
