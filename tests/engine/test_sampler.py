@@ -104,7 +104,7 @@ def test_penalties_push_down_what_was_said():
     prompt = np.array([0, 0, 3], dtype=np.int64)
     repetition = SamplingParams(repetition_penalty=2.0)
     assert drawn(repetition, logits, prompt) == [1]
-    penalised = Sampler(repetition, prompt).penalise(logits[0])
+    penalised = Sampler(repetition, prompt).adjusted(logits[0])
     assert penalised.tolist() == [1.0, 1.5, 1.0, -2.0]
     assert logits[0].tolist() == [2.0, 1.5, 1.0, -1.0]
 

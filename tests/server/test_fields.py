@@ -137,7 +137,6 @@ REFUSED = {
     "include_stop_str_in_output": True,
     "kv_transfer_params": {},
     "length_penalty": 2.0,
-    "logit_bias": {"5": 1},
     "logits_processors": ["x"],
     "lora_path": "x",
     "modalities": ["text", "audio"],
@@ -199,9 +198,17 @@ def test_what_asks_for_nothing_is_taken(served, path, fields):
         {"stop": "a" * 1025},
         {"temperature": "warm"},
         {"temperature": 1e9},
-        {"min_tokens": 1},
-        {"min_tokens": 1, "ignore_eos": True, "stop": "a"},
-        {"min_tokens": 2, "ignore_eos": True},
+        {"min_tokens": 2, "max_tokens": 1},
+        {"min_tokens": -1},
+        {"logit_bias": {"5": 100.5}},
+        {"logit_bias": {"5": -101}},
+        {"logit_bias": {"5": "1"}},
+        {"logit_bias": {"a": 1}},
+        {"logit_bias": {"-1": 1}},
+        {"logit_bias": {"05": 1}},
+        {"logit_bias": {"259": 1}},
+        {"logit_bias": {str(token): 1 for token in range(301)}},
+        {"logit_bias": [[5, 1]]},
         {"stream": True, "stream_options": {"include_obfuscation": True}},
         {"stream": "yes"},
         {"stream_options": {}},
@@ -247,9 +254,64 @@ def test_a_chat_is_bounded_by_the_newer_name(served):
     assert answer["usage"]["completion_tokens"] == 3
 
 
-def test_min_tokens_holds_where_nothing_can_end_an_answer(served):
-    _, answer = ask(served, max_tokens=6, min_tokens=6, ignore_eos=True)
-    assert answer["usage"]["completion_tokens"] == 6
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("ends", [{}, {"stop_token_ids": [68], "ignore_eos": True}])
+def test_nothing_ends_an_answer_before_min_tokens(served, path, ends):
+    wanted = {"logit_bias": {"2": 100} if not ends else {"68": 100}, "max_tokens": 20, **ends}
+    counts = []
+    for least in (0, 1, 7, 20):
+        _, answer = ask(served, path=path, min_tokens=least, **wanted)
+        counts.append(answer["usage"]["completion_tokens"])
+        assert answer["choices"][0]["finish_reason"] == ("stop" if least < 20 else "length")
+    assert counts == [1, 2, 8, 20]
+
+
+def test_stop_strings_count_after_min_tokens_only_whole_and_streamed(served):
+    always_b = {"logit_bias": {"68": 100}, "max_tokens": 12, "temperature": 0}
+    for least, length in ((0, 0), (3, 2), (4, 3), (12, 12)):
+        fields = {**always_b, "prompt": "abc", "stop": ["bb"], "min_tokens": least}
+        _, answer = ask(served, **fields)
+        assert answer["choices"][0]["text"] == "b" * length
+        assert answer["choices"][0]["finish_reason"] == ("stop" if least < 12 else "length")
+        events = stream(served, COMPLETIONS, {**fields, "stream": True})
+        said = "".join(event["choices"][0]["text"] for event in events)
+        assert said == "b" * length
+
+
+def test_each_of_several_answers_has_the_bias(served):
+    chat = served.client().chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "abc"}],
+        max_tokens=5,
+        n=3,
+        seed=3,
+        temperature=1.5,
+        logit_bias={"68": 100, "69": 100},
+    )
+    texts = [choice.message.content for choice in chat.choices]
+    assert set("".join(texts)) == {"b", "c"}
+    assert len(set(texts)) > 1
+
+
+def test_a_part_of_a_character_is_named_by_its_bytes(served):
+    bias = {"logit_bias": {str(i): -100 for i in range(3, 70)}, "max_tokens": 8, "temperature": 1.9}
+    client = served.client()
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "a"}],
+        logprobs=True,
+        top_logprobs=20,
+        **bias,
+    )
+    for token in chat.choices[0].logprobs.content:
+        named = [token, *token.top_logprobs]
+        assert len({tuple(each.bytes) for each in token.top_logprobs}) == 20
+        for each in named:
+            assert bytes(each.bytes).decode(errors="backslashreplace") == each.token
+    plain = client.completions.create(model="tiny", prompt="a", logprobs=20, **bias)
+    logprobs = plain.choices[0].logprobs
+    assert any(name.startswith("bytes:") for top in logprobs.top_logprobs for name in top)
+    assert all(len(top) in (20, 21) for top in logprobs.top_logprobs)
 
 
 @pytest.mark.parametrize("stops", [1, 4, 9])

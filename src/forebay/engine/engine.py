@@ -23,7 +23,7 @@ from forebay.engine.memory import EngineMemory, device_free_bytes
 from forebay.engine.models import LoadedModel, take_model
 from forebay.engine.pace import Pace, decode_tokens, prefill_tokens
 from forebay.engine.placement import describe_device, dtype_name
-from forebay.engine.prompt import Prompt, check_length, prompt_tokens
+from forebay.engine.prompt import Prompt, check_length, check_params, prompt_tokens, several
 from forebay.engine.record import StepRecord
 from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing, draw
 from forebay.engine.runner import Chunk, Runner, probe_geometry
@@ -125,7 +125,7 @@ class Engine:
         Requests with different `salt` never share a block. `follows` is the `session` of the
         conversation's last turn: what that found need not be looked up again.
         """
-        params = params or SamplingParams()
+        params = check_params(self.loaded, SamplingParams() if params is None else params)
         if self._full:
             raise QueueFullError(
                 f"{self.settings.batch.max_waiting} requests wait already; come back later, or "
@@ -199,11 +199,9 @@ class Engine:
 
         A text alone is one prompt, not one for each of its letters.
         """
-        if isinstance(prompts, str):
-            prompts = [prompts]
         requests: list[EngineRequest] = []
         try:
-            for prompt in prompts:
+            for prompt in several(prompts):
                 while self._full:
                     self.step()
                 requests.append(self.submit(prompt, params))
@@ -317,7 +315,7 @@ class Engine:
         now_s = self._clock()
         deltas: list[Delta] = []
         for i, (item, request) in enumerate(zip(work, requests, strict=True)):
-            request.computed_tokens = item.start + item.tokens
+            request.computed_tokens, request.stepped = item.start + item.tokens, True
             if request.error:
                 deltas.append(self._fail(request, request.error))
                 continue
@@ -367,11 +365,14 @@ class Engine:
 
     def _started(self, request: EngineRequest) -> None:
         ticket = request.ticket
-        if ticket is not None and request.timing.started_s is None:
+        if request.timing.started_s is None:
             request.timing.started_s = self._clock()
             self.prompt_tokens += len(request.prompt_ids)
+        # What an earlier ticket promised and then lost was not read. Once a step has run, what is
+        # found is the request's own.
+        if ticket is not None and not request.stepped:
             request.sources = dict(ticket.sources)
-            request.load_wait_s = ticket.load_wait_s
+            request.load_wait_s += ticket.load_wait_s
             request.prefetched_blocks = ticket.prefetched_blocks
             request.session = ticket.session.rested() if ticket.session is not None else None
 

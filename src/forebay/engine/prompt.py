@@ -16,6 +16,17 @@ Prompt = str | Sequence[int] | NDArray[np.int64]
 """Text, or one row of token ids."""
 
 
+def several(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """`prompts`, of a text alone a list of that one. Raises RequestError for one row of tokens."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence | np.ndarray):
+        raise RequestError(f"prompts come in a list, not as {type(prompts).__name__}")
+    if any(isinstance(prompt, int | np.integer) for prompt in prompts):
+        raise RequestError("one prompt of token ids is a list in a list, like [[1, 2, 3]]")
+    return prompts
+
+
 def prompt_tokens(loaded: LoadedModel, prompt: Prompt) -> NDArray[np.int64]:
     """The tokens of `prompt`, int64. Raises RequestError for what has none, or is no token."""
     if isinstance(prompt, str):
@@ -33,6 +44,21 @@ def prompt_tokens(loaded: LoadedModel, prompt: Prompt) -> NDArray[np.int64]:
     if int(ids.min()) < 0 or int(ids.max()) >= loaded.vocab_size:
         raise RequestError(f"token ids must be in 0..{loaded.vocab_size - 1}")
     return ids.astype(np.int64)
+
+
+def check_params(loaded: LoadedModel, params: SamplingParams) -> SamplingParams:
+    """`params`. Raises RequestError for another type, or a bias of a token that the model lacks."""
+    if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RequestError(
+            "sampling is given as SamplingParams, like SamplingParams(max_tokens=16), not as "
+            f"{type(params).__name__}"
+        )
+    for token_id in params.logit_bias:
+        if not 0 <= token_id < loaded.vocab_size:
+            raise RequestError(
+                f"logit_bias names token {token_id}; the model's are 0..{loaded.vocab_size - 1}"
+            )
+    return params
 
 
 def check_length(loaded: LoadedModel, prompt_tokens: int, params: SamplingParams) -> None:

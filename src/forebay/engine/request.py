@@ -78,6 +78,8 @@ class EngineRequest:
     session: Session | None = None
     ticket: Ticket | None = None
     computed_tokens: int = 0
+    stepped: bool = False
+    """Whether a step has computed any of it."""
     finished: FinishReason | None = None
     error: str = ""
     """Why it ended as FAILED."""
@@ -89,13 +91,16 @@ class EngineRequest:
     """How long it lacked nothing but a load."""
     drawn: list[SampledToken] = field(default_factory=list[SampledToken])
     sampler: Sampler = field(init=False)
+    _ending: frozenset[int] = field(init=False)
     _tokens: NDArray[np.int64] = field(init=False)
     _count: int = field(init=False)
     _detokeniser: Detokeniser | None = field(init=False)
     _stops: StopStrings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sampler = Sampler(self.params, self.prompt_ids)
+        ending = self.params.stop_token_ids
+        self._ending = ending if self.params.ignore_eos else ending | self.eos_token_ids
+        self.sampler = Sampler(self.params, self.prompt_ids, self._ending)
         self._count = len(self.prompt_ids)
         self._tokens = np.concatenate(
             [self.prompt_ids, np.zeros(min(self.params.max_tokens, 1024), np.int64)]
@@ -154,7 +159,7 @@ class EngineRequest:
         self.drawn.append(token)
         if self.timing.first_token_s is None:
             self.timing.first_token_s = now_s
-        ends = self._ends_with(token.token_id)
+        ends = token.token_id in self._ending
         text = "" if ends else self._show(token.token_id)
         if self._stops.matched is not None:
             ends = True
@@ -172,7 +177,7 @@ class EngineRequest:
         self.timing.finished_s = now_s
         if self._stops.matched is not None or self._detokeniser is None:
             return ""
-        return self._stops.push(self._detokeniser.finish()) + self._stops.finish()
+        return self._passed(self._detokeniser.finish()) + self._stops.finish()
 
     def show_on(self, timeline: Records) -> None:
         """Draw the ended request's row, if it came as far as a token."""
@@ -184,15 +189,13 @@ class EngineRequest:
         timeline.request(self.label, Kind.PREFILL, started_s, first_s)
         timeline.request(self.label, Kind.DECODE, first_s, end_s)
 
-    def _ends_with(self, token_id: int) -> bool:
-        if token_id in self.params.stop_token_ids:
-            return True
-        return not self.params.ignore_eos and token_id in self.eos_token_ids
-
     def _show(self, token_id: int) -> str:
         if self._detokeniser is None:
             return ""
-        return self._stops.push(self._detokeniser.push(token_id))
+        return self._passed(self._detokeniser.push(token_id))
+
+    def _passed(self, text: str) -> str:
+        return self._stops.push(text, search=len(self.drawn) > self.params.min_tokens)
 
 
 def draw(

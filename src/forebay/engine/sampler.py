@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from forebay.errors import ModelError, RequestError
 
 MAX_LOGPROBS = 20
 """Most alternatives that may be asked for per token, as in OpenAI's API."""
+
+MAX_BIAS = 100.0
+"""Largest bias of a token's logit, either way, as in OpenAI's API."""
 
 _GREEDY_BELOW = 1e-5
 _MOST = 2**63 - 1
@@ -33,11 +37,15 @@ class SamplingParams:
     `temperature` below 1e-5 is greedy. `seed` None draws one per request. `top_k` 0, `top_p` 1 and
     `min_p` 0 switch that filter off.
     `presence_penalty` and `frequency_penalty` count the tokens generated, `repetition_penalty`
-    (1: off) those of the prompt too. `logprobs` alternatives are reported for every token, None for
-    no log-probabilities at all; they are of the logits before penalties and temperature.
+    (1: off) those of the prompt too. `logit_bias` adds up to 100 to the logits of tokens, or takes
+    as much away, before the penalties. Nothing ends an answer before `min_tokens`: the tokens that
+    would are not drawn, and stop strings count only where they end in text of a later token.
+    `logprobs` alternatives are reported for every token, None for no log-probabilities at all; they
+    are of the model's logits, before all of this.
     """
 
     max_tokens: int = 256
+    min_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -46,6 +54,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -53,6 +62,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_range("max_tokens", 1, _MOST)
+        self._check_range("min_tokens", 0, _MOST)
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens {self.min_tokens} is more than the {self.max_tokens} of max_tokens"
+            )
         self._check_range("temperature", 0.0, 100.0)
         self._check_range("top_p", 0.0, 1.0)
         self._check_range("top_k", 0, _MOST)
@@ -66,6 +80,7 @@ class SamplingParams:
             raise RequestError("top_p must be above 0; temperature 0 is greedy")
         if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
             raise RequestError("stop must be a tuple of strings that are not empty")
+        self._check_bias()
         if self.logprobs is not None:
             self._check_range("logprobs", 0, MAX_LOGPROBS)
 
@@ -79,6 +94,17 @@ class SamplingParams:
         """Whether logits depend on the tokens so far."""
         added = self.presence_penalty or self.frequency_penalty
         return bool(added) or self.repetition_penalty != 1.0
+
+    def _check_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError("logit_bias must be a mapping of token ids to biases")
+        for token_id, bias in self.logit_bias.items():
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise RequestError(f"logit_bias must name tokens by id, not {shown(token_id)}")
+            if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+                raise RequestError(f"a bias must be a number, not {shown(bias)}")
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise RequestError(f"a bias must be in -100..100, not {shown(bias)}")
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
@@ -94,7 +120,7 @@ class SamplingParams:
 class SampledToken:
     """One token drawn.
 
-    `gap` is the distance of the two best logits after penalties: below about 1e-3 another order of
+    `gap` is the distance of the two best adjusted logits: below about 1e-3 another order of
     summation could have chosen the other one. `logprob` and `alternatives` (token id,
     log-probability; best first) only if the request asked for them.
     """
@@ -108,11 +134,20 @@ class SampledToken:
 class Sampler:
     """The sampling state of one request. It outlives preemption: keep it, change nothing.
 
-    Counts tokens as it draws them, or as they are fed back by :meth:`accept`.
+    Counts tokens as it draws them, or as they are fed back by :meth:`accept`. `ending` are the
+    tokens that end an answer.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: NDArray[np.int64],
+        ending: AbstractSet[int] = frozenset(),
+    ) -> None:
         self.params = params
+        self._ending = np.array(sorted(ending) if params.min_tokens else [], np.int64)
+        self._biased = np.array(list(params.logit_bias), np.int64)
+        self._biases = np.array(list(params.logit_bias.values()), np.float32)
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.position = 0
         """Tokens drawn so far."""
@@ -125,13 +160,36 @@ class Sampler:
         if self.params.penalised:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
-    def penalise(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` ``[vocab]`` with the penalties of the tokens so far; the input is kept."""
-        params = self.params
-        if not params.penalised:
+    @property
+    def adjusts(self) -> bool:
+        """Whether the next token is not drawn from the model's logits as they are."""
+        return bool(self.params.penalised or len(self._biased) or self._must_go_on)
+
+    @property
+    def _must_go_on(self) -> bool:
+        return bool(self.position < self.params.min_tokens and len(self._ending))
+
+    def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` ``[vocab]`` with bias and penalties, without what must not end the answer yet.
+
+        The input is kept. Ids beyond the vocabulary are left out.
+        """
+        if not self.adjusts:
             return logits
-        seen = np.fromiter(self._counts, dtype=np.int64, count=len(self._counts))
         logits = logits.clone()
+        if len(self._biased):
+            known = self._biased < len(logits)
+            index = torch.from_numpy(self._biased[known]).to(logits.device)
+            logits[index] += torch.from_numpy(self._biases[known]).to(logits.device)
+        if self._must_go_on:
+            known = (self._ending >= 0) & (self._ending < len(logits))
+            logits[torch.from_numpy(self._ending[known]).to(logits.device)] = -torch.inf
+        return self._penalised(logits) if self.params.penalised else logits
+
+    def _penalised(self, logits: torch.Tensor) -> torch.Tensor:
+        """Changes `logits`: the penalties of the tokens so far."""
+        params = self.params
+        seen = np.fromiter(self._counts, dtype=np.int64, count=len(self._counts))
         if self._prompt is not None:
             both = torch.from_numpy(np.union1d(seen, self._prompt)).to(logits.device)
             old = logits[both]
@@ -144,7 +202,7 @@ class Sampler:
         return logits
 
     def draw(self, logits: torch.Tensor) -> int:
-        """A token from penalised float32 `logits` ``[vocab]`` at the current position.
+        """A token from adjusted float32 `logits` ``[vocab]`` at the current position.
 
         Filters in the order top_k, min_p, top_p, each over what the one before left.
         """
@@ -166,12 +224,12 @@ def sample(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[SampledTok
     Advances the samplers. Raises ModelError naming the row if a row has no finite maximum; nothing
     has been drawn then.
     """
-    changed = [i for i, sampler in enumerate(samplers) if sampler.params.penalised]
+    changed = [i for i, sampler in enumerate(samplers) if sampler.adjusts]
     final = logits
     if changed:
         final = logits.clone()
         for i in changed:
-            final[i] = samplers[i].penalise(logits[i])
+            final[i] = samplers[i].adjusted(logits[i])
     best, best_ids = (t.tolist() for t in final.topk(2, dim=1))
     for i, (top, _) in enumerate(best):
         if not math.isfinite(top):

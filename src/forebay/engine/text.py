@@ -73,16 +73,21 @@ class StopStrings:
         self.matched: str | None = None
         """The stop string that was found; the text ends before it."""
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, search: bool = True) -> str:
         """The text that is safe to show: it cannot be the start of a stop string.
 
-        Once one is found, what stands before the earliest is returned, and nothing ever after.
+        Once one is found, what stands before the earliest is returned, and nothing ever after. None
+        is found that ends in text pushed without `search`.
         """
         if self.matched is not None:
             return ""
-        text = self._held + text
-        found = [(at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        old, text = len(self._held), self._held + text
+        found = [
+            (at, -len(stop), stop)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, old - len(stop) + 1))) >= 0
+        ]
+        if found and search:
             at, _, self.matched = min(found)
             self._held = ""
             return text[:at]
@@ -125,6 +130,12 @@ def chat_prompt(
         raise ModelError(
             "this model's tokenizer has no chat template: give a plain prompt, or add "
             "chat_template.jinja to the model folder"
+        )
+    in_form = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not in_form or not all(isinstance(each, Mapping) for each in messages):
+        raise RequestError(
+            "a conversation is a list of messages, each with role and content, like "
+            '[{"role": "user", "content": "Hi"}]'
         )
     for message in messages:
         if not {"role", "content"} <= message.keys():

@@ -99,7 +99,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
 
         so_far = UsageSoFar(per_prompt) if body.usage_so_far else None
         shape = CompletionShape(
-            service.model_name, body.logprobs is not None, service.prompts.text_of, so_far
+            service.model_name, body.logprobs is not None, service.prompts.names, so_far
         )
         return _generation(service, body, len(prompts) * per_prompt, jobs, shape)
 
@@ -123,7 +123,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         shape = ChatShape(
             service.model_name,
             bool(body.logprobs),
-            service.prompts.text_of,
+            service.prompts.names,
             tools=body.wants_tools,
             parallel=body.parallel_tool_calls is not False,
             so_far=so_far,

@@ -22,6 +22,7 @@ from forebay.engine.text import chat_prompt, encode
 from forebay.errors import ModelError, RequestError
 from forebay.server.errors import ApiError
 from forebay.server.schemas import ChatRequest, Message
+from forebay.server.token_names import TokenNames
 
 # What the call itself sets, or what a client must not.
 _RESERVED = {"tools", "documents", "tokenize", "return_dict", "return_tensors", "chat_template"}
@@ -35,6 +36,7 @@ class Prompts:
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._tokenizer = _unchanging(loaded.tokenizer)
+        self.names = TokenNames(self._tokenizer)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="forebay-prompts")
         self._most_characters = self._longest_prompt()
         template = getattr(self._tokenizer, "chat_template", None)
@@ -61,10 +63,6 @@ class Prompts:
         if request.wants_tools:
             tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
         return await self._aside(partial(self._chat, messages, tools, options))
-
-    def text_of(self, token_id: int) -> str:
-        """A single token's text, as log-probabilities name it."""
-        return "" if self._tokenizer is None else self._tokenizer.decode([token_id])
 
     def close(self) -> None:
         """Take no more."""

@@ -13,14 +13,16 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from forebay.core.modes import Mode, policy_of
-from forebay.engine.sampler import MAX_LOGPROBS, SamplingParams
-from forebay.errors import RequestError, SettingsError
+from forebay.engine.sampler import MAX_BIAS, MAX_LOGPROBS, SamplingParams
+from forebay.errors import SettingsError
 from forebay.server.errors import ApiError
 from forebay.server.headers import LEAST_PRIORITY, MAX_LENGTH, MOST_PRIORITY
 
 _T = TypeVar("_T")
 _Text = Annotated[str, Field(max_length=MAX_LENGTH)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+_TokenId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+_Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 _Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 # Fields of OpenAI, vLLM and SGLang that would change the answer and are not carried, with the
@@ -50,7 +52,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "json_schema": _NOTHING,
     "kv_transfer_params": _NOTHING,
     "length_penalty": (None, 1),
-    "logit_bias": (None, {}),
     "logits_processors": (None, []),
     "lora_path": _NOTHING,
     "modalities": (None, ["text"]),
@@ -120,6 +121,9 @@ class GenerationRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=300)] | None = Field(
+        None, description="added to the logits of tokens, which are named by their ids"
+    )
     user: str | None = None
     cache_salt: _Text | None = Field(None, description="separates caches: only equal salts share")
     session: _Text | None = Field(None, description="ties the turns of a conversation together")
@@ -139,12 +143,6 @@ class GenerationRequest(BaseModel):
                 raise ApiError(400, "stream_options needs stream", param="stream_options")
             if self.stream_options.include_obfuscation:
                 raise ApiError(400, "include_obfuscation is not supported", param="stream_options")
-        if self.min_tokens and (self.stop or self.stop_token_ids or not self.ignore_eos):
-            raise ApiError(
-                400,
-                "min_tokens is taken with ignore_eos and without stops only",
-                param="min_tokens",
-            )
 
     def take(self, fields: Mapping[str, str | bool | int]) -> None:
         """Set fields that came as headers. Raises ApiError for one that the body contradicts."""
@@ -166,12 +164,11 @@ class GenerationRequest(BaseModel):
 
     def sampling(self, max_tokens: int, choice: int, logprobs: int | None) -> SamplingParams:
         """Sampling of answer `choice` of the `n` to one prompt. Raises RequestError."""
-        if self.min_tokens and self.min_tokens > max_tokens:
-            raise RequestError(f"min_tokens {self.min_tokens} exceeds the {max_tokens} at most")
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         seed = None if self.seed is None else (self.seed + choice) % 2**64
         return SamplingParams(
             max_tokens=max_tokens,
+            min_tokens=_or(self.min_tokens, 0),
             temperature=_or(self.temperature, 1.0),
             top_p=_or(self.top_p, 1.0),
             top_k=max(0, _or(self.top_k, 0)),
@@ -180,6 +177,7 @@ class GenerationRequest(BaseModel):
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             repetition_penalty=_or(self.repetition_penalty, 1.0),
+            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
             stop=stops,
             stop_token_ids=frozenset(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),

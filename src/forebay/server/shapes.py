@@ -13,6 +13,7 @@ import msgspec
 from forebay.engine.request import FinishReason
 from forebay.engine.sampler import SampledToken
 from forebay.server.exchange import Piece
+from forebay.server.token_names import TextOffset, TokenName, TokenNames
 from forebay.server.tools import Call, ToolCallParser
 from forebay.server.wire import (
     ChatChoice,
@@ -32,7 +33,6 @@ from forebay.server.wire import (
     Usage,
 )
 
-TokenText = Callable[[int], str]
 _encode = msgspec.json.Encoder().encode
 # Stands where a text will be; in nothing else that is sent.
 _MARK = secrets.token_hex(16)
@@ -98,11 +98,11 @@ class CompletionShape:
 
     model: str
     logprobs: bool
-    token_text: TokenText
+    names: TokenNames
     so_far: UsageSoFar | None = None
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
-    _offsets: dict[int, int] = field(default_factory=dict[int, int])
+    _offsets: dict[int, TextOffset] = field(default_factory=dict[int, TextOffset])
     _kept: dict[int, list[Piece]] = field(default_factory=dict[int, list[Piece]])
     _texts: _TextEvents = field(default_factory=_TextEvents)
 
@@ -147,21 +147,19 @@ class CompletionShape:
         )
 
     def _logprobs(self, index: int, tokens: list[SampledToken]) -> CompletionLogprobs:
-        texts = [self.token_text(token.token_id) for token in tokens]
-        offsets: list[int] = []
-        for text in texts:
-            offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(text)
+        names = [self.names(token.token_id) for token in tokens]
+        offset = self._offsets.setdefault(index, TextOffset())
+        texts = [name.in_old_form for name in names]
         return CompletionLogprobs(
             tokens=texts,
             token_logprobs=[token.logprob or 0.0 for token in tokens],
             # The token itself counts as one of them, likely or not.
             top_logprobs=[
-                {self.token_text(other): logprob for other, logprob in token.alternatives}
+                {self.names(other).in_old_form: logprob for other, logprob in token.alternatives}
                 | {text: token.logprob or 0.0}
                 for text, token in zip(texts, tokens, strict=True)
             ],
-            text_offset=offsets,
+            text_offset=[offset.passed(name) for name in names],
         )
 
 
@@ -182,7 +180,7 @@ class ChatShape:
 
     model: str
     logprobs: bool
-    token_text: TokenText
+    names: TokenNames
     tools: bool = False
     parallel: bool = True
     so_far: UsageSoFar | None = None
@@ -285,9 +283,9 @@ class ChatShape:
             ]
         )
 
-    def _named(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
-        text = self.token_text(token_id)
-        return text, logprob, list(text.encode(errors="replace"))
+    def _named(self, token_id: int, logprob: float) -> tuple[str, float, list[int] | None]:
+        name = self.names(token_id)
+        return name.text, logprob, None if name.raw is None else list(name.raw)
 
 
 def _so_far(so_far: UsageSoFar | None, piece: Piece) -> Usage | msgspec.UnsetType:

@@ -89,11 +89,11 @@ class ToolCallPart(msgspec.Struct, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """An alternative to a token."""
+    """An alternative to a token. `bytes` null: the tokenizer does not tell."""
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 
