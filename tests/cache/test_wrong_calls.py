@@ -35,6 +35,14 @@ def test_a_request_that_does_not_wait_is_not_admitted(make_cache):
         cache.admit(7, first=True)
 
 
+def test_a_closed_cache_takes_no_request(make_cache):
+    cache = make_cache()
+    cache.close()
+    with pytest.raises(ProtocolError, match="closed"):
+        cache.enqueue(request())
+    assert cache.waiting() == []
+
+
 def test_a_step_is_launched_or_abandoned_once(make_cache):
     cache = make_cache()
     step = cache.begin_step([])

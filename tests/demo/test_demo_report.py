@@ -42,6 +42,8 @@ def result(mode: Mode, *answers: Answer, used: int = 100, stall_s: float = 0.5) 
         given_up_blocks=0,
         failed_loads=0,
         failed_saves=0,
+        link_stops=0,
+        link_stopped=False,
     )
     turns = {Turn(0, number): each for number, each in enumerate(answers)}
     return ModeResult(mode, "ready", turns, stats, stall_s, 10.0, Timeline())

@@ -56,6 +56,7 @@ HEALTHY: Series = {
     named("forebay:failed_transfers_total", direction="load"): (0, 0),
     named("forebay:failed_transfers_total", direction="save"): (0, 0),
     named("forebay:quarantined_blocks"): (0, 0),
+    named("forebay:link_stopped"): (0, 0),
     named("forebay:blocks_total", source="device"): (0, 600),
     named("forebay:blocks_total", source="host"): (0, 300),
     named("forebay:blocks_total", source="recomputed"): (0, 100),
@@ -134,6 +135,7 @@ CASES = (
         {named("forebay:failed_transfers_total", direction="load"): (0, 1)},
         {named("forebay:failed_transfers_total", direction="load"): (4, 0)},
     ),
+    Case("ForebayLinkStopped", 3, {named("forebay:link_stopped"): (1, 0)}),
     Case("ForebaySlotsQuarantined", 0, {named("forebay:quarantined_blocks"): (3, 0)}),
     Case(
         "ForebayLittleHidden",

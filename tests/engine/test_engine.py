@@ -26,7 +26,7 @@ from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel
 from forebay.engine.request import EngineRequest, FinishReason
 from forebay.engine.sampler import SamplingParams
-from forebay.errors import QueueFullError, RequestError
+from forebay.errors import ProtocolError, QueueFullError, RequestError
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
@@ -54,6 +54,9 @@ def test_a_sampled_request_goes_on_after_preemption_as_if_undisturbed(llama: Loa
         greedy(14, temperature=1.2, seed=11),
         greedy(14, temperature=0.9, top_p=0.8, seed=12, frequency_penalty=0.7),
         greedy(14, temperature=1.5, top_k=30, seed=13, repetition_penalty=1.3),
+        greedy(
+            14, temperature=1.5, seed=14, logit_bias=dict.fromkeys(range(40), 4.0), min_tokens=9
+        ),
     ]
     with Rig(llama, roomy()) as rig:
         alone = []
@@ -70,7 +73,41 @@ def test_a_sampled_request_goes_on_after_preemption_as_if_undisturbed(llama: Loa
         assert [ids(each) for each in disturbed] == [ids(each) for each in alone]
         assert len(other.drawn) == 20
         assert replay_difference(llama, rig.recorder, BLOCK_TOKENS) is None
-    assert len({tuple(ids(each)) for each in alone}) == 3
+    assert len({tuple(ids(each)) for each in alone}) == 4
+
+
+def test_min_tokens_outlives_preemption(talking: LoadedModel) -> None:
+    ends = dict.fromkeys(talking.eos_token_ids, 100.0) or {5: 100.0}
+    params = greedy(20, min_tokens=11, logit_bias=ends, stop_token_ids=frozenset(ends))
+    with Rig(talking, tiny_settings()) as rig:
+        request = rig.engine.submit("say", params)
+        step = preempting(rig, 3)
+        while request.finished is None:
+            step()
+        assert len(request.drawn) == 12
+        assert not set(ids(request)[:11]) & set(ends)
+        assert request.finished is FinishReason.STOP
+        rig.settle()
+
+
+@pytest.mark.parametrize("when", ["in its prefill", "while it decodes"])
+def test_what_was_cached_is_told_as_it_was_at_the_start(when: str, llama: LoadedModel) -> None:
+    """Preempted and admitted anew, a request finds its own blocks: those were computed."""
+    with Rig(llama, roomy()) as rig:
+        first = rig.engine.submit(prompt(40, 5), greedy(2))
+        rig.finish([first])
+        tokens = np.concatenate([prompt(40, 5), prompt(150, 6)])
+        request = rig.engine.submit(tokens, greedy(12))
+        step = preempting(rig, 2)
+        decoded = False
+        while request.finished is None:
+            decoded |= bool(request.drawn)
+            (rig.step if decoded == (when == "in its prefill") else step)()
+        found = 40 // BLOCK_TOKENS
+        assert request.sources["device"] == found
+        assert request.sources["host"] == 0
+        assert request.sources["recomputed"] == 190 // BLOCK_TOKENS - found
+        rig.settle()
 
 
 def test_without_a_seed_two_requests_differ(llama: LoadedModel) -> None:
@@ -373,6 +410,29 @@ def test_generate_leaves_nothing_behind_when_one_prompt_is_refused(llama: Loaded
         rig.settle()
 
 
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda engine: engine.generate([1, 2, 3]), r"\[\[1, 2, 3\]\]"),
+        (lambda engine: engine.generate(5), "in a list"),
+        (lambda engine: engine.generate(["a"], {"max_tokens": 3}), "SamplingParams"),
+        (lambda engine: engine.submit("a", {}), "SamplingParams"),
+        (lambda engine: next(engine.chat("Hi")), "role and content"),
+        (lambda engine: next(engine.chat(None)), "role and content"),
+        (lambda engine: next(engine.chat([{"role": "user"}])), "role and content"),
+        (lambda engine: engine.submit("a", greedy(2, logit_bias={10**6: 1.0})), "logit_bias"),
+    ],
+)
+def test_what_is_given_in_another_form_is_refused(
+    call: Callable[[Engine], object], why: str, talking: LoadedModel
+) -> None:
+    with Rig(talking, tiny_settings()) as rig:
+        with pytest.raises(RequestError, match=why):
+            call(rig.engine)
+        assert not rig.engine.busy
+        rig.settle()
+
+
 def test_closing_is_final_and_may_be_repeated(llama: LoadedModel) -> None:
     engine = Engine(llama, tiny_settings())
     request = engine.submit(prompt(30, 1), SamplingParams(max_tokens=5))
@@ -380,3 +440,6 @@ def test_closing_is_final_and_may_be_repeated(llama: LoadedModel) -> None:
     engine.close()
     engine.close()
     assert request.finished is FinishReason.ABORTED
+    with pytest.raises(ProtocolError, match="closed"):
+        engine.submit(prompt(30, 1))
+    assert not engine.busy

@@ -207,6 +207,20 @@ def test_failed_loads_are_recomputed(mode: Mode, window: int, llama: LoadedModel
             assert stats.misses["failed"] > 0
 
 
+def test_a_load_that_is_lost_is_not_told_as_one(llama: LoadedModel) -> None:
+    """Where steps wait for loads, a request is admitted with its own under way."""
+    case = Returning(llama, mode=Mode.SYNCHRONOUS, window_bytes=TINY_BLOCK_BYTES // 2)
+    with case.rig:
+        case.core.fail_window(Direction.LOAD, 0)
+        lost = case.ask()
+        case.rig.run(lambda: lost.ticket is not None or lost.finished is not None)
+        case.rig.finish([lost])
+        assert lost.sources["host"] == 0
+        assert lost.sources["recomputed"] == len(lost.prompt_ids) // BLOCK_TOKENS
+        case.judge([lost])
+        case.rig.settle()
+
+
 def test_failed_saves_leave_the_blocks_where_they_are(llama: LoadedModel) -> None:
     with Rig(llama, roomy(window_bytes=TINY_BLOCK_BYTES)) as rig:
         rig.engine.mover.core.fail_window(Direction.SAVE, 2)

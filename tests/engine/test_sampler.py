@@ -109,6 +109,31 @@ def test_penalties_push_down_what_was_said():
     assert logits[0].tolist() == [2.0, 1.5, 1.0, -1.0]
 
 
+def test_bias_and_penalties_add_up_and_log_probabilities_stay():
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
+    params = SamplingParams(
+        logit_bias={0: 2.5, 3: 100.0, 99: 1.0}, presence_penalty=2.0, logprobs=1
+    )
+    sampler = Sampler(params, NO_PROMPT)
+    sampler.accept(3)
+    assert sampler.adjusted(logits[0]).tolist() == [3.5, 3.0, 2.0, 97.0]
+    assert logits.tolist() == [[1.0, 3.0, 2.0, -1.0]]
+    (token,) = sample([sampler], logits)
+    assert token.token_id == 3
+    assert token.alternatives[0][0] == 1
+
+
+def test_what_ends_an_answer_is_not_drawn_before_min_tokens():
+    logits = torch.tensor([[9.0, 8.0, 1.0, 0.0]])
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(min_tokens=2, temperature=temperature, seed=1)
+        sampler = Sampler(params, NO_PROMPT, {0, 1, 77, -5})
+        drawn = [sample([sampler], logits)[0].token_id for _ in range(4)]
+        assert set(drawn[:2]) <= {2, 3}
+        assert set(drawn[2:]) <= {0, 1}
+    assert not Sampler(SamplingParams(), NO_PROMPT, {0}).adjusts
+
+
 def test_log_probabilities_are_of_the_plain_logits():
     logits = rows(1)
     params = SamplingParams(logprobs=2, presence_penalty=1.0)
@@ -146,6 +171,10 @@ def test_broken_logits_are_reported_and_draw_nothing():
         {"stop": "text"},
         {"stop": ("",)},
         {"logprobs": 21},
+        {"min_tokens": -1},
+        {"min_tokens": 3, "max_tokens": 2},
+        {"logit_bias": [5]},
+        {"logit_bias": {"5": 1.0}},
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(bad):

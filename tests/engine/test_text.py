@@ -84,6 +84,18 @@ def test_a_stop_string_across_pieces_is_found_and_not_shown():
     assert stops.finish() == ""
 
 
+def test_a_stop_counts_only_where_it_ends_in_text_that_is_searched():
+    stops = StopStrings(["abc", "b"])
+    shown = stops.push("xb", search=False) + stops.push("ab", search=False)
+    assert stops.matched is None
+    assert shown == "xb", "what a stop string may begin with is held back"
+    assert stops.push("x") == "abx"
+    assert stops.matched is None
+    assert stops.push("ab", search=False) == ""
+    assert stops.push("c") == ""
+    assert stops.matched == "abc"
+
+
 def test_text_that_only_looked_like_a_stop_comes_at_the_end():
     stops = StopStrings(["\n\n"])
     assert stops.push("a\n") == "a"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forebay.cache.link import LinkWatch
 from forebay.core.ledger import MissReason, PrefetchLedger, Source
 from forebay.core.requests import Waiting
 from forebay.core.store import StoreCounters
@@ -15,6 +16,7 @@ class CacheStats:
     """Since the start. Blocks by source and miss reason of admitted requests; bytes by outcome.
 
     `load_s` is how long the link was busy with loads, whatever the number of them at once.
+    `link_stops`: how often loads hung so that others were left out; `link_stopped`: they are now.
     """
 
     sources: dict[Source, int]
@@ -30,6 +32,8 @@ class CacheStats:
     quarantined_blocks: int
     failed_loads: int
     failed_saves: int
+    link_stops: int
+    link_stopped: bool
 
 
 @dataclass(slots=True)
@@ -71,7 +75,7 @@ class Account:
         self.saved_bytes += completion.bytes
         self.failed_saves += completion.outcome is Outcome.FAILED
 
-    def stats(self, ledger: PrefetchLedger, counters: StoreCounters) -> CacheStats:
+    def stats(self, ledger: PrefetchLedger, counters: StoreCounters, link: LinkWatch) -> CacheStats:
         """The totals as they stand."""
         return CacheStats(
             sources=dict(self.sources),
@@ -87,6 +91,8 @@ class Account:
             quarantined_blocks=counters.quarantined,
             failed_loads=self.failed_loads,
             failed_saves=self.failed_saves,
+            link_stops=link.stops,
+            link_stopped=link.stopped,
         )
 
 

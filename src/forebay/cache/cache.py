@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.cache import intake
 from forebay.cache.account import Account, CacheStats
 from forebay.cache.ahead import LookAhead
-from forebay.cache.intake import blocks_for, check_keys, check_mover, check_room, fits, take_step
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
 from forebay.cache.view import CacheView
@@ -57,7 +57,7 @@ class Cache:
     ) -> None:
         self.settings = settings
         self.rates = Rates(Average(settings.link_bytes_per_s))
-        self._mover = check_mover(mover, settings)
+        self._mover = intake.check_mover(mover, settings)
         self._clock = clock
         self._store = Store(
             key_bytes, settings.device_slots, settings.host_slots, device_pool, host_ready
@@ -84,6 +84,7 @@ class Cache:
         self._generation = 0
         self._steps: dict[int, list[tuple[Ticket, int]]] = {}
         self._stuck_since_s: float | None = None
+        self._closed = False
         # Blocks that a running request, or the first waiting one, lacked in the last round. Without
         # this, look-ahead would take again what was revoked for them while its copies end.
         self._owed = 0
@@ -97,9 +98,8 @@ class Cache:
 
         Raises RequestError for one that can never run in this pool.
         """
-        check_room(request, self._most_blocks(), self.settings.block_tokens)
-        if request.id in self._line or request.id in self._tickets:
-            raise ProtocolError(f"request {request.id} is here already")
+        intake.check_new(request, (self._line, self._tickets), closed=self._closed)
+        intake.check_room(request, self._most_blocks(), self.settings.block_tokens)
         self._add(request)
 
     def waiting(self) -> list[Request]:
@@ -123,7 +123,7 @@ class Cache:
         displace what other waiting requests want.
         """
         entry = self._line[request]
-        if not fits(entry.request, self._most_blocks(), self.settings.block_tokens):
+        if not intake.fits(entry.request, self._most_blocks(), self.settings.block_tokens):
             return NotYet.NEVER
         now_s = self._clock()
         self._line.refresh(entry)
@@ -245,13 +245,13 @@ class Cache:
 
     def step_launched(self, step: int, stream: int = 0) -> None:
         """The step is on `stream`: what it writes may be published once its tokens are known."""
-        for ticket, end in take_step(self._steps, step):
+        for ticket, end in intake.take_step(self._steps, step):
             ticket.launched_tokens = max(ticket.launched_tokens, end)
         self._mover.step_launched(step, stream)
 
     def step_abandoned(self, step: int) -> None:
         """The step will not be launched: it touched nothing."""
-        take_step(self._steps, step)
+        intake.take_step(self._steps, step)
         self._mover.step_abandoned(step)
 
     def commit(self, ticket: Ticket, keys: bytes) -> None:
@@ -301,7 +301,8 @@ class Cache:
         return self._mover.wait_news(timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the mover, take in its last report. The cache must not be used afterwards."""
+        """End the mover, take in its last report. The cache takes nothing in afterwards."""
+        self._closed = True
         self._mover.close(timeout_s)
         self._take_report()
 
@@ -312,7 +313,7 @@ class Cache:
 
     def stats(self) -> CacheStats:
         """Counters since the start."""
-        return self._account.stats(self._ledger, self._store.counters)
+        return self._account.stats(self._ledger, self._store.counters, self._loads.link)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -375,14 +376,13 @@ class Cache:
         return need + (self.settings.reserve_blocks if self._tickets else 0)
 
     def _has_room(self, entry: Waiting, *, first: bool) -> bool:
-        need = self._need(entry)
-        device = self._store.device
+        need, device = self._need(entry), self._store.device
         if first and device.obtainable(protected=True) < need:
             self._loads.revoke(need, spare=entry)
         return device.obtainable(protected=first) >= need
 
     def _add(self, request: Request) -> Waiting:
-        check_keys(request, self._store.key_bytes, self.settings.block_tokens)
+        intake.check_keys(request, self._store.key_bytes, self.settings.block_tokens)
         return self._line.add(request)
 
     def _share(self, ticket: Ticket, position: int, canonical: int) -> None:
@@ -402,11 +402,11 @@ class Cache:
         now_s = self._clock()
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
-        waits = now_s - self._stuck_since_s < self.settings.give_up_grace_s
-        return Growth.LATER if waits else Growth.FULL
+        stuck_s = now_s - self._stuck_since_s
+        return Growth.LATER if stuck_s < self.settings.give_up_grace_s else Growth.FULL
 
     def _blocks_for(self, tokens: int) -> int:
-        return blocks_for(tokens, self.settings.block_tokens)
+        return intake.blocks_for(tokens, self.settings.block_tokens)
 
     def _most_blocks(self) -> int:
         return self._store.device.slots - self._store.device.quarantined

@@ -4,6 +4,7 @@ mover whose pools its settings describe, steps that it numbered.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import TypeVar
 
 from forebay.config import CacheSettings
@@ -23,6 +24,14 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 def fits(request: Request, most_blocks: int, block_tokens: int) -> bool:
     """Whether its prompt and its longest answer fit `most_blocks` blocks."""
     return blocks_for(request.tokens + request.max_answer_tokens, block_tokens) <= most_blocks
+
+
+def check_new(request: Request, here: Iterable[Container[int]], *, closed: bool) -> None:
+    """Raises ProtocolError for a request that is here already, or comes to a closed cache."""
+    if closed:
+        raise ProtocolError("the cache is closed and takes no request: make another one")
+    if any(request.id in each for each in here):
+        raise ProtocolError(f"request {request.id} is here already")
 
 
 def check_room(request: Request, most_blocks: int, block_tokens: int) -> None:

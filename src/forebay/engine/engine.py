@@ -364,17 +364,8 @@ class Engine:
                 self._trace.waited(self.timeline, began_s, now_s, in_step=in_step)
 
     def _started(self, request: EngineRequest) -> None:
-        ticket = request.ticket
-        if request.timing.started_s is None:
-            request.timing.started_s = self._clock()
+        if request.ticket is not None and request.start(request.ticket, self._clock()):
             self.prompt_tokens += len(request.prompt_ids)
-        # What an earlier ticket promised and then lost was not read. Once a step has run, what is
-        # found is the request's own.
-        if ticket is not None and not request.stepped:
-            request.sources = dict(ticket.sources)
-            request.load_wait_s += ticket.load_wait_s
-            request.prefetched_blocks = ticket.prefetched_blocks
-            request.session = ticket.session.rested() if ticket.session is not None else None
 
     def _end(self, request: EngineRequest, reason: FinishReason) -> None:
         """Forget the request; its blocks become ordinary cache."""

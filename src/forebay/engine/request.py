@@ -149,6 +149,20 @@ class EngineRequest:
             session=self.session,
         )
 
+    def start(self, ticket: Ticket, now_s: float) -> bool:
+        """Admitted, for the first time or anew. Returns whether it was the first."""
+        # What an earlier ticket promised and then lost was not read. Once a step has run, part of
+        # what is found is the request's own.
+        if not self.stepped:
+            self.sources = dict(ticket.sources)
+            self.load_wait_s += ticket.load_wait_s
+            self.prefetched_blocks = ticket.prefetched_blocks
+        first = self.timing.started_s is None
+        if first:
+            self.timing.started_s = now_s
+            self.session = ticket.session.rested() if ticket.session is not None else None
+        return first
+
     def accept(self, token: SampledToken, now_s: float) -> Delta:
         """Take the next token of the answer: append it, and see whether it ends the request."""
         if self._count == len(self._tokens):

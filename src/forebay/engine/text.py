@@ -126,11 +126,6 @@ def chat_prompt(
     more variables of the template. Raises ModelError if there is no template, RequestError if the
     template refuses the messages.
     """
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ModelError(
-            "this model's tokenizer has no chat template: give a plain prompt, or add "
-            "chat_template.jinja to the model folder"
-        )
     in_form = isinstance(messages, Sequence) and not isinstance(messages, str)
     if not in_form or not all(isinstance(each, Mapping) for each in messages):
         raise RequestError(
@@ -140,6 +135,11 @@ def chat_prompt(
     for message in messages:
         if not {"role", "content"} <= message.keys():
             raise RequestError(f"a message needs role and content, not {sorted(message)}")
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ModelError(
+            "this model's tokenizer has no chat template: give a plain prompt, or add "
+            "chat_template.jinja to the model folder"
+        )
     try:
         ids = tokenizer.apply_chat_template(
             [dict(m) for m in messages],

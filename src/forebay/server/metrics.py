@@ -259,6 +259,10 @@ class _EngineCollector(Collector):
             "direction",
             {"load": cache.failed_loads, "save": cache.failed_saves},
         )
+        yield make.gauge(
+            "forebay:link_stopped", "1 while loads are left out: one hung.", cache.link_stopped
+        )
+        yield make.count("forebay:link_stops", "How often that began.", cache.link_stops)
         yield make.count_by(
             "forebay:evicted_blocks",
             "Left the device for others; or gave up the host's, their last, copy.",

@@ -13,7 +13,7 @@ import msgspec
 from forebay.engine.request import FinishReason
 from forebay.engine.sampler import SampledToken
 from forebay.server.exchange import Piece
-from forebay.server.token_names import TextOffset, TokenName, TokenNames
+from forebay.server.token_names import TextOffset, TokenNames
 from forebay.server.tools import Call, ToolCallParser
 from forebay.server.wire import (
     ChatChoice,
