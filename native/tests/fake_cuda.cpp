@@ -89,11 +89,11 @@ Result release_context(int) {
 }
 Result current_context(void** context) {
   *context = current;
-  return kSuccess;
+  return state();
 }
 Result set_context(void* context) {
   current = context;
-  return kSuccess;
+  return state();
 }
 
 Result priority_range(int* lowest, int* highest) {

@@ -106,7 +106,8 @@ def a_fault_ends_everything_as_failed() -> None:
     for end in ends:
         done = link.device[8 * (end.id - 1) :][: end.blocks_done]
         assert (done == link.host[8 * (end.id - 1) :][: end.blocks_done]).all()
-    # Whoever asks later is told so as well, at once.
+    # Whoever asks later is told so as well, at once; a step launched now never completes.
+    said(DeviceError, link.mover.step_launched, 1, 0)
     (late,) = link.end_of(link.load([0]))
     assert late.outcome is Outcome.FAILED
     refused = said(TransferFailedError, link.mover.wait, [late.id], 0, 1.0)

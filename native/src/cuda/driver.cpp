@@ -163,18 +163,12 @@ DeviceContext::DeviceContext(int index) : device_(device_at(index)) {
 
 DeviceContext::~DeviceContext() { Driver::get().release_context(device_); }
 
-void DeviceContext::enter() const {
-  const Driver& driver = Driver::get();
-  driver.check("entering the device's context", driver.set_context(context_));
-}
+Result DeviceContext::enter() const { return Driver::get().set_context(context_); }
 
 DeviceContext::Scope::Scope(const DeviceContext& device) {
   const Driver& driver = Driver::get();
-  driver.check("asking for the current context", driver.current_context(&before_));
-  if (before_ != device.context_) {
-    driver.check("entering the device's context", driver.set_context(device.context_));
-    changed_ = true;
-  }
+  if (driver.current_context(&before_) != kSuccess || before_ == device.context_) return;
+  changed_ = driver.set_context(device.context_) == kSuccess;
 }
 
 DeviceContext::Scope::~Scope() {

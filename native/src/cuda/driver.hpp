@@ -110,9 +110,10 @@ class DeviceContext {
   DeviceContext& operator=(const DeviceContext&) = delete;
 
   // Makes it the current one of the calling thread, for good.
-  void enter() const;
+  Result enter() const;
 
-  // Current within a scope; what was current before is so again afterwards.
+  // Current within a scope; what was current before is so again afterwards. Where that fails, as on
+  // a device that broke, the calls within say so: a thread of the core must not end by it.
   class Scope {
    public:
     explicit Scope(const DeviceContext& device);

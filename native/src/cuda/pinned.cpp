@@ -126,7 +126,7 @@ void PinnedMemory::allocate(const std::string& why) {
 void PinnedMemory::pin_rest() {
   std::string error;
   try {
-    device_.enter();
+    driver_.check("entering the device's context", device_.enter());
     for (std::size_t at = slice_; at < size_ && touched(at + slice_at(at)) && !stop_;) {
       const auto began = Clock::now();
       driver_.check("pinning host memory", pin(at));
