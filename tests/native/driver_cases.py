@@ -121,6 +121,7 @@ def memory_that_may_not_be_registered() -> None:
     arena = PinnedArena(SLOTS * BLOCK, BLOCK)
     assert arena.ready_bytes == SLOTS * BLOCK
     arena.bytes[:] = 7
+    assert arena.seam_bytes == 0
     how = arena.how
     arena.close()
     del arena
@@ -146,6 +147,10 @@ def memory_of_the_caller() -> None:
     assert arena.how == "registered"
     assert live()["registrations"] == 8
     assert arena.address == memory.ctypes.data
+    assert arena.seam_bytes == 8 * BLOCK
+    with PinnedArena.register(page_aligned(SLOTS * BLOCK + 100), BLOCK) as whole:
+        assert whole.seam_bytes == 0
+        Pool.of([whole.blocks(SLOTS, BLOCK)], seam_bytes=whole.seam_bytes)
     assert arena.blocks(SLOTS, BLOCK).shape == (SLOTS, BLOCK)
     arena.close()
     assert (memory == 5).all()

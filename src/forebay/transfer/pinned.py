@@ -128,8 +128,10 @@ class PinnedArena(Arena):
 
     @property
     def seam_bytes(self) -> int:
-        """How long one registration is: no copy may cross a multiple of it from the front."""
-        return self._memory.slice_bytes
+        """How long one registration is: no copy may cross a multiple of it from the front. 0 where
+        there is only one, or none because the driver allocated."""
+        slice_bytes = self._memory.slice_bytes
+        return slice_bytes if self.how == "registered" and slice_bytes < self.size_bytes else 0
 
     @property
     def how(self) -> str:
