@@ -1,8 +1,8 @@
 """Draws what loads do under decode steps on a GPU, by the device's own events: JSON and PNG.
 
 Conversations of a model of the shape of Llama 3 8B (random weights, bf16) come back to a device
-pool that holds half of them. The second round is drawn, once for each mode. Needs a CUDA device
-with 48 GiB, and matplotlib.
+pool that holds half of them. Their second round is drawn from when the first of them is answered,
+once for each mode. Needs a CUDA device with 48 GiB, and matplotlib.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from forebay.measure.decode import llama_8b
 from forebay.timeline import Timeline
 
 GIB = 1 << 30
-USERS, CONTEXT_TOKENS, QUESTION_TOKENS = 8, 4096, 32
+USERS, CONTEXT_TOKENS, QUESTION_TOKENS = 8, 8192, 32
 ANSWER_TOKENS = (8, 14, 20, 26)  # in turn, so that requests end one after another
 SETTINGS = {
     "device_tokens": 4 * (CONTEXT_TOKENS + 256),
-    "host_bytes": 8 * GIB,
+    "host_bytes": 16 * GIB,
     "block_tokens": 16,
-    "batch": BatchSettings(step_tokens=2048, max_running=3),
+    "batch": BatchSettings(step_tokens=2048, max_running=2),
 }
 
 
@@ -45,20 +45,21 @@ def played(model: LoadedModel, mode: Mode) -> Timeline:
         first = ask(engine, prompts)
         while not engine.settled:
             engine.step()
-        timeline.clear()
         questions = rng.integers(3, model.vocab_size, (USERS, QUESTION_TOKENS))
         again = [
             np.concatenate([one.tokens, question])
             for one, question in zip(first, questions, strict=True)
         ]
-        ask(engine, again)
+        ask(engine, again, timeline)
         stats = engine.cache.stats()
     print(f"{mode.value}: {stats.loaded_bytes / 1e9:.2f} GB loaded, {stats.prefetch_bytes}")
     return timeline
 
 
-def ask(engine: Engine, prompts: list[np.ndarray]) -> list[EngineRequest]:
-    """All of them at once; returns when all are answered."""
+def ask(
+    engine: Engine, prompts: list[np.ndarray], timeline: Timeline | None = None
+) -> list[EngineRequest]:
+    """All of them at once; returns when all are answered. Clears `timeline` when the first is."""
     requests = [
         engine.submit(
             prompt,
@@ -69,6 +70,9 @@ def ask(engine: Engine, prompts: list[np.ndarray]) -> list[EngineRequest]:
     ]
     while any(request.finished is None for request in requests):
         engine.step()
+        if timeline is not None and any(request.finished for request in requests):
+            timeline.clear()
+            timeline = None
     return requests
 
 
@@ -77,10 +81,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--modes", nargs="+", type=Mode, default=[Mode.LOOK_AHEAD])
-    parser.add_argument("--window-s", type=float, default=0.5)
+    parser.add_argument("--window-s", type=float, default=1.0)
     options = parser.parse_args()
     if (read_memory(Tree()).room_bytes or 0) < 2 * SETTINGS["host_bytes"]:
-        print("the host pool of 8 GiB does not fit this machine", file=sys.stderr)
+        print("the host pool of 16 GiB does not fit this machine", file=sys.stderr)
         return 1
     model = llama_8b()
     for mode in options.modes:

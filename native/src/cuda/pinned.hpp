@@ -25,7 +25,7 @@ struct PinSettings {
   // No copy may cross two registrations, so a slice is a whole number of grains: give the block.
   std::size_t grain_bytes = 1;
   // Large registrations fail or hold the driver's lock for long; small ones cost a call each.
-  std::size_t slice_bytes = std::size_t{128} << 20;
+  std::size_t slice_bytes = std::size_t{32} << 20;
   double share = 1;      // of the time that registering may take while nobody waits for it; 1: all
   int threads = 8;       // that touch
   int numa_node = -1;    // preferred for the memory; -1 leaves it to the kernel

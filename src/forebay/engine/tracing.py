@@ -17,8 +17,9 @@ from forebay.transfer.native import NativeMover
 
 _MOST_OPEN = 256
 """Steps that have not ended on the device; older ones are told of by no one."""
-_EVENTS_S = 20e-6
-"""Two events with a wait between them that is over already are no further apart than this."""
+_HOST_S = 0.2e-3
+"""On a stream without work, two events are as far apart as the host took between them, loads or
+not. Waits up to this are not shown."""
 
 
 class Trace(Protocol):
@@ -128,7 +129,7 @@ class DeviceTrace:
             return
         if step.wait is not None:
             from_s, until_s = map(self._when, step.wait)
-            if from_s is not None and until_s is not None and until_s - from_s > _EVENTS_S:
+            if from_s is not None and until_s is not None and until_s - from_s > _HOST_S:
                 timeline.wait(from_s, until_s)
         timeline.step(step.number, begin_s, end_s, **step.tokens)
 

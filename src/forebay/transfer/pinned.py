@@ -20,7 +20,7 @@ from forebay.machine.sizes import show_size
 from forebay.machine.tree import Tree
 from forebay.transfer.arena import Arena
 
-_SLICE_BYTES = 128 << 20
+_SLICE_BYTES = 32 << 20
 _SHARE = 0.25
 _TOUCHING_THREADS = 8
 
