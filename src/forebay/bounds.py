@@ -13,7 +13,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from forebay.errors import SettingsError
 
@@ -122,6 +122,20 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
+class Some:
+    """Any number of values of this class, as a tuple."""
+
+    kind: type
+
+    def __call__(self, name: str, value: object) -> object:
+        """See `Bound`."""
+        members = _members(value)
+        if members is not None and all(isinstance(each, self.kind) for each in members):
+            return members
+        raise _refused(name, value, f"a tuple of {self.kind.__name__}", "")
+
+
+@dataclass(frozen=True, slots=True)
 class OrNone:
     """None, which means `meaning`, or what `bound` allows."""
 
@@ -156,6 +170,10 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > _LONG_BITS:
         return f"about {'-' if value < 0 else ''}2**{value.bit_length()}"
     return reprlib.repr(value)
+
+
+def _members(value: object) -> tuple[object, ...] | None:
+    return cast("tuple[object, ...]", value) if isinstance(value, tuple) else None
 
 
 def _whole(value: object) -> int | None:

@@ -16,6 +16,10 @@ class SettingsError(ForebayError, ValueError):
     """A setting, or a combination of settings, that cannot work."""
 
 
+class CalibrationError(SettingsError):
+    """A calibration file that is not whole, or is of another format than this version reads."""
+
+
 class RequestError(ForebayError, ValueError):
     """A request that can never be served as it stands (too long, empty, tokens out of range)."""
 

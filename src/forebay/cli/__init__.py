@@ -181,6 +181,13 @@ def serve(
     host_bytes: Annotated[
         str, typer.Option(help="Size of the host pool: 1GiB, 512MiB, 2GB or bytes.")
     ] = "1GiB",
+    calibration: Annotated[
+        str,
+        typer.Option(
+            help="A file that `forebay tune` wrote; auto takes this machine's own, where there is "
+            "one; none measures a little at every start."
+        ),
+    ] = "auto",
     min_load_tokens: Annotated[
         int, typer.Option(help="Shorter prefixes are computed and not loaded.")
     ] = _ENGINE.min_load_tokens,
@@ -219,6 +226,7 @@ def serve(
             operator_key=operator_key,
             device_tokens=device_tokens,
             host_bytes=host_bytes,
+            calibration=calibration,
             min_load_tokens=min_load_tokens,
             min_save_tokens=min_save_tokens,
             max_running=max_running,

@@ -9,7 +9,9 @@ from forebay.cli.garbage import keep_out
 from forebay.cli.told import tell_loading
 from forebay.cli.values import parse_device, parse_dtype, parse_mode
 from forebay.config import BatchSettings
+from forebay.engine.calibrated import find_calibration
 from forebay.engine.engine import Engine
+from forebay.engine.placement import choose_device
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
@@ -31,6 +33,7 @@ def run_serve(
     operator_key: str | None,
     device_tokens: int,
     host_bytes: str,
+    calibration: str,
     min_load_tokens: int,
     min_save_tokens: int,
     max_running: int,
@@ -55,8 +58,10 @@ def run_serve(
         drain_s=drain_s,
     )
     batch = BatchSettings(max_running=max_running, max_waiting=max_waiting, step_tokens=step_tokens)
+    place = choose_device(parse_device(device))
     engine_settings = EngineSettings(
-        device=parse_device(device),
+        device=str(place),
+        calibration=find_calibration(calibration, place),
         dtype=parse_dtype(dtype),
         device_tokens=device_tokens,
         host_bytes=parse_size(host_bytes),

@@ -29,7 +29,7 @@ from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing, d
 from forebay.engine.runner import Chunk, Runner, probe_geometry
 from forebay.engine.sampler import SampledToken, SamplingParams
 from forebay.engine.settings import EngineSettings
-from forebay.engine.startup import describe, measure_link, measure_prefill
+from forebay.engine.startup import describe, know_machine
 from forebay.engine.stats import EngineStats
 from forebay.engine.text import chat_prompt
 from forebay.engine.verify import BlockVerifier
@@ -77,20 +77,18 @@ class Engine:
         self._trace = self._memory.trace
         self.pool, self.mover = self._memory.pool, self._memory.mover
         self.runner = Runner(self.loaded, self.pool)
-        link = measure_link(self._memory, sizes, settings.link_bytes_per_s)
-        prefill = measure_prefill(self.runner, settings.batch.step_tokens)
+        start = know_machine(self._memory, self.runner, sizes, settings)
         self.cache = Cache(
             sizes,
             self.mover,
             key_bytes=4 * block_tokens,
-            first_transfer=link.next_transfer,
+            first_transfer=start.next_transfer,
             host_ready=self._memory.host_ready,
             clock=clock,
         )
-        self.cache.rates.link_bytes_per_s.add(link.bytes_per_s)
-        self.cache.rates.prefill_tokens_per_s.add(prefill)
+        start.tell(self.cache.rates)
         where = f"{describe_device(self._memory.device)}, {dtype_name(self.loaded.kv_dtype)}"
-        self.startup_line = f"{where}: {describe(sizes, geometry, link.bytes_per_s, prefill)}"
+        self.startup_line = f"{where}: {describe(sizes, geometry, start)}"
         self._pace = Pace(self.cache.rates)
         self._batcher = Batcher(settings.batch, self.cache)
         self._verifier = BlockVerifier(self.pool) if settings.check_blocks else None

@@ -18,6 +18,8 @@ from forebay.bounds import (
     Whole,
     settle,
 )
+from forebay.calibration.advice import best_window
+from forebay.calibration.record import Calibration
 from forebay.config import MIB, BatchSettings, CacheSettings, KVLayout, SaveMode
 from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
@@ -39,7 +41,8 @@ class DType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Sizes are of KV. None of `window_bytes` takes two blocks, at least 256 KiB, at most 8 MiB.
+    """Sizes are of KV. None of `window_bytes` takes what the calibration advises, without one two
+    blocks, at least 256 KiB, at most 8 MiB.
 
     An enumeration may be given by its text, like "b4". Raises SettingsError for what cannot work.
     """
@@ -55,6 +58,8 @@ class EngineSettings:
     save_mode: SaveMode = SaveMode.WRITE_THROUGH
     kv_layout: KVLayout = KVLayout.BLOCK_FIRST
     window_bytes: int | None = None
+    # What `forebay tune` measured here; None measures a little of it at every start.
+    calibration: Calibration | None = None
     # Slow each direction of the link down to this; 0 does not.
     link_bytes_per_s: float = 0.0
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -95,10 +100,10 @@ class EngineSettings:
             self._check_pinned(host_slots * block_bytes, memory)
         elif memory.most_bytes is not None:
             self._check_memory(geometry, host_slots, memory.most_bytes)
-        window = self.window_bytes
-        if window is None:
-            window = min(8 * MIB, max(MIB // 4, 2 * block_bytes))
-            window = min(window, max(1, host_slots) * block_bytes)
+        window = self.window_bytes or min(
+            self._calibrated_window() or min(8 * MIB, max(MIB // 4, 2 * block_bytes)),
+            max(1, host_slots) * block_bytes,
+        )
         self._check_rate(window)
         return CacheSettings(
             block_tokens=tokens,
@@ -113,6 +118,10 @@ class EngineSettings:
             prefetch_share=self.prefetch_share,
             waits_on_host=device_bytes is None,
         )
+
+    def _calibrated_window(self) -> int | None:
+        best = best_window(self.calibration.windows) if self.calibration is not None else None
+        return None if best is None else best.window_bytes
 
     def _host_slots(self, block_bytes: int) -> int:
         if not policy_of(self.mode).host_tier or not self.host_bytes:
@@ -180,7 +189,8 @@ ENGINE_BOUNDS: dict[str, Bound] = {
     "mode": OneOf(Mode),
     "save_mode": OneOf(SaveMode),
     "kv_layout": OneOf(KVLayout),
-    "window_bytes": OrNone(Whole(1), "takes two blocks"),
+    "window_bytes": OrNone(Whole(1), "takes that of the calibration, or two blocks"),
+    "calibration": OrNone(Made(Calibration), "measures at start"),
     "link_bytes_per_s": Real(0.0, RATE.most, note="0 means no limit"),
     "batch": Made(BatchSettings),
     "min_load_tokens": Whole(0),

@@ -9,10 +9,13 @@ import numpy as np
 
 from forebay.config import CacheSettings
 from forebay.core.modes import policy_of
+from forebay.core.rates import Rates
 from forebay.engine.memory import EngineMemory
 from forebay.engine.runner import Chunk, Runner
+from forebay.engine.settings import EngineSettings
 from forebay.errors import LinkTimeoutError
 from forebay.geometry import Geometry
+from forebay.machine.sizes import show_size
 from forebay.transfer.messages import Direction, Transfer, TransferClass
 from forebay.transfer.mover import Mover
 
@@ -20,13 +23,64 @@ _PROBE_BLOCKS = 32
 # Tokens of the prefills that are timed. A CPU that takes longer than this for the first has told.
 _PROBE_TOKENS = (128, 256)
 _SHORT_PREFILL_S = 0.3
+_WARM_TOKENS = 16
 _PROBE_S = 0.5
 _PROBE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """What an engine knows of its machine before its first request; transfer ids are free from
+    `next_transfer` on. `source`: which calibration said so, "" where all was measured now.
+    """
+
+    link_bytes_per_s: float
+    prefill_tokens_per_s: float
+    step_s: float | None
+    next_transfer: int
+    source: str
+
+    def tell(self, rates: Rates) -> None:
+        """Start `rates` with it."""
+        rates.link_bytes_per_s.add(self.link_bytes_per_s)
+        rates.prefill_tokens_per_s.add(self.prefill_tokens_per_s)
+        if self.step_s is not None:
+            rates.step_s.add(self.step_s)
+
+
+def know_machine(
+    memory: EngineMemory, runner: Runner, sizes: CacheSettings, settings: EngineSettings
+) -> Start:
+    """By the calibration in `settings`, and what that lacks by measuring it now.
+
+    Runs the model once in any case, which warms it up. Raises LinkTimeoutError.
+    """
+    known, limit, said = settings.calibration, settings.link_bytes_per_s, list[str]()
+    # A link that is slowed down is another one than was calibrated.
+    if known is not None and not limit:
+        link = Link(known.link.load_bytes_per_s, 1)
+        said.append("link")
+    else:
+        link = measure_link(memory, sizes, limit)
+    model = known.model(runner.loaded.fingerprint) if known is not None else None
+    if model is not None:
+        warm_up(runner)
+        prefill, step_s = model.prefill_tokens_per_s, model.step_s
+        said.append("model")
+    else:
+        prefill, step_s = measure_prefill(runner, settings.batch.step_tokens), None
+    return Start(
+        link_bytes_per_s=link.bytes_per_s,
+        prefill_tokens_per_s=prefill,
+        step_s=step_s,
+        next_transfer=link.next_transfer,
+        source=f"{' and '.join(said)} by {known.told}" if known is not None and said else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
-    """What the link did in the probe, and the first transfer id that is free after it."""
+    """The link's rate, and the first transfer id that is free once it is known."""
 
     bytes_per_s: float
     next_transfer: int
@@ -86,9 +140,13 @@ def measure_prefill(runner: Runner, step_tokens: int) -> float:
     return rate
 
 
-def describe(
-    settings: CacheSettings, geometry: Geometry, link_bytes_per_s: float, prefill: float
-) -> str:
+def warm_up(runner: Runner) -> None:
+    """A short prefill: first calls load kernels and take memory."""
+    tokens = min(_WARM_TOKENS, runner.pool.block_tokens, runner.loaded.context_tokens)
+    runner.forward([Chunk(np.zeros(tokens, np.int64), 0, np.zeros(1, np.int32))]).cpu()
+
+
+def describe(settings: CacheSettings, geometry: Geometry, start: Start) -> str:
     """Pool sizes, effective capacity, link rate, and whether look-ahead can help here and why."""
     tokens = geometry.block_tokens
     sizes = (
@@ -100,12 +158,14 @@ def describe(
     )
     if not policy_of(settings.mode).host_tier or not settings.host_slots:
         return f"{sizes}; no host tier: what does not fit on the device is recomputed"
-    load_s = geometry.token_bytes / link_bytes_per_s
-    compute_s = 1.0 / prefill
+    load_s = geometry.token_bytes / start.link_bytes_per_s
+    compute_s = 1.0 / start.prefill_tokens_per_s
     rates = (
-        f"link {_gb(link_bytes_per_s)}/s; 1,000 tokens load in {1e6 * load_s:,.1f} ms and compute "
-        f"in {1e6 * compute_s:,.1f} ms"
+        f"link {_gb(start.link_bytes_per_s)}/s, windows of {show_size(settings.window_bytes)}; "
+        f"1,000 tokens load in {1e6 * load_s:,.1f} ms and compute in {1e6 * compute_s:,.1f} ms"
     )
+    if start.source:
+        rates += f" ({start.source})"
     return f"{sizes}; {rates}: {_verdict(settings, load_s, compute_s)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from dataclasses import dataclass
 
 from forebay.machine.cgroups import cpu_quota
@@ -24,6 +25,16 @@ def usable_cores(tree: Tree | None = None) -> int:
     cores = max(1, len(affinity()))
     quota = cpu_quota(tree or Tree())
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def machine_name(tree: Tree | None = None) -> str:
+    """The processor and how many cores of it: equal for machines that are as quick."""
+    tree = tree or Tree()
+    lines = (tree.text("/proc/cpuinfo") or "").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = next(iter(names), "") or platform.processor() or platform.machine() or "processor"
+    cores = usable_cores(tree)
+    return f"{' '.join(processor.split())}, {cores} core{'s' * (cores > 1)}"
 
 
 @dataclass(frozen=True, slots=True)
