@@ -48,6 +48,7 @@ def model(**changed: Any) -> ModelRates:
         "context_tokens": 512,
         "step_s": 0.01,
         "inflation_load": 1.04,
+        "inflation_both": 1.09,
     }
     return ModelRates(**values | changed)
 
@@ -235,8 +236,8 @@ def test_the_window(windows: list[tuple[float, float, float | None]], best_mib: 
 @pytest.mark.parametrize(
     ("token_kib", "fragments", "tokens"),
     [
-        (128, [(64, 52.5), (2048, 54.0)], 8),
-        (128, [(64, 20.0), (1024, 50.0), (2048, 54.0)], 16),
+        (128, [(64, 52.5), (2048, 54.0)], 16),
+        (64, [(64, 20.0), (1024, 50.0), (2048, 54.0)], 32),
         (4, [(32, 46.9), (64, 52.5), (128, 54.0)], 16),
         (4, [(64, 40.0), (4096, 54.0)], 128),
         (1, [(64, 50.0)], 64),

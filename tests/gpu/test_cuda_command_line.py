@@ -22,6 +22,8 @@ from forebay.engine.models import load_model
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
 from forebay.transfer.pinned import cuda_devices
+from forebay.tune.run import TuneSettings, tune
+from forebay.tune.steps import StepSizes
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 PATIENCE_S = 100.0
@@ -50,7 +52,7 @@ def forebay(*words: object, lines: str = "") -> subprocess.CompletedProcess[str]
 
 def test_what_is_served_is_what_the_model_says(folder):
     """Twelve prompts in three turns over pools that evict, as clients of the server."""
-    pytest.importorskip("fastapi")
+    pytest.importorskip("fastapi", exc_type=ImportError)
     from forebay.server.run import Server  # noqa: PLC0415
     from forebay.server.settings import ServerSettings  # noqa: PLC0415
 
@@ -113,8 +115,10 @@ def test_auto_takes_the_gpu(folder):
     assert "), float16: device" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "demo"])
+@pytest.mark.parametrize("command", ["serve", "chat", "demo", "tune"])
 def test_a_gpu_that_is_not_there_is_one_line(folder, command):
+    if command in ("serve", "demo"):
+        pytest.importorskip("fastapi", exc_type=ImportError)
     done = forebay(command, "--model", folder, "--device", "cuda:99")
     assert done.returncode == 2
     seen = cuda_devices()
@@ -145,6 +149,17 @@ def test_everything_lies_on_the_second_of_two(folder):
         compare_with_recompute(engine.loaded, requests)
         assert engine.cache.stats().saved_bytes > 0
     assert before - torch.cuda.mem_get_info(0)[0] < 64 << 20
+
+
+def test_tune_measures_all_that_a_gpu_has(folder):
+    sizes = StepSizes(requests=2, context_tokens=64, prefill_tokens=64)
+    settings = TuneSettings(sizes=sizes, foreign_samples=50, most_pool_bytes=64 << 20)
+    found = tune(load_model(folder, device="cuda"), settings)
+    assert not found.missing
+    assert found.device.startswith("cuda:0 (")
+    assert all(each.foreign_p99_s is not None for each in found.windows)
+    assert len(found.fragments) == 9
+    assert found.models[0].dtype == "bfloat16"
 
 
 def test_a_host_pool_that_does_not_fit_says_what_there_is(folder):

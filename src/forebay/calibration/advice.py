@@ -19,7 +19,8 @@ SAME_WAIT = 1.2
 """Waits within this factor of the shortest count as equal: a p99 of some hundred is no finer."""
 BLOCK_SHARE = 0.95
 """Of the best rate, that pieces as long as a block still have to reach."""
-BLOCK_TOKENS = (8, 16, 32, 64, 128)
+BLOCK_TOKENS = (16, 32, 64, 128)
+"""Fewer are not offered: each block has its share of the directory and of every decision."""
 HOST_SHARE = 0.8
 """Of the memory that is free, for the host pool."""
 

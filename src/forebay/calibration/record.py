@@ -96,8 +96,8 @@ class ModelRates:
     requests: int
     context_tokens: int
     step_s: float
-    inflation_load: float | None = None
-    inflation_both: float | None = None
+    inflation_load: float
+    inflation_both: float
 
     def __post_init__(self) -> None:
         settle(self, _MODEL)
@@ -118,8 +118,8 @@ _MODEL: dict[str, Bound] = {
     "requests": _SIZE,
     "context_tokens": _SIZE,
     "step_s": SECONDS,
-    "inflation_load": OrNone(_RATIO, "is not measured"),
-    "inflation_both": OrNone(_RATIO, "is not measured"),
+    "inflation_load": _RATIO,
+    "inflation_both": _RATIO,
 }
 
 

@@ -237,6 +237,27 @@ def serve(
         )
 
 
+@app.command()
+def tune(
+    model: _Model = "smollm2",
+    device: _Device = _ENGINE.device,
+    dtype: _DType = _ENGINE.dtype.value,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the calibration; left out, where `forebay serve` finds it."),
+    ] = None,
+) -> None:
+    """Measure this machine with a device and a model, say what to set, and keep it for `serve`.
+
+    Takes a minute or two, in which nothing else should run.
+    """
+    with told():
+        with collections_off():
+            from forebay.cli.tune import run_tune  # noqa: PLC0415
+
+        run_tune(model, device, dtype, out)
+
+
 @app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

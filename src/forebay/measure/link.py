@@ -27,7 +27,7 @@ _WAIT_S = 120.0
 _PIN_S = 300.0
 # Queued so that no link of today runs dry, both ways counted apart.
 _FASTEST_BYTES_PER_S = 80e9
-# The arenas' copies must not cross a registration, whichever block they are cut into.
+# No block of 2 or 5 MiB lies across two registrations of pinned memory.
 _GRAIN_BYTES = 10 * MIB
 
 Backend = Literal["cpu", "cuda"]
@@ -41,18 +41,27 @@ def backend_here() -> Backend:
 
 
 class Link:
-    """A device pool and a host pool of `pool_bytes` each; on "cpu" both are ordinary memory.
+    """A device pool and a host pool of `pool_bytes` each; on "cpu" both are ordinary memory, on
+    "cuda" one is on the device of that index. Blocks divide `grain_bytes`, and that the pools.
 
     Every byte of them is touched. Raises SettingsError for memory that cannot be had.
     """
 
-    def __init__(self, backend: Backend, pool_bytes: int) -> None:
-        self.backend, self.pool_bytes = backend, pool_bytes
+    def __init__(
+        self,
+        backend: Backend,
+        pool_bytes: int,
+        *,
+        device_index: int = 0,
+        grain_bytes: int = _GRAIN_BYTES,
+    ) -> None:
+        self.backend, self.pool_bytes, self.device_index = backend, pool_bytes, device_index
         self._arenas: list[Arena] = []
         self.device: Any
         if backend == "cuda":
-            self.device = torch.zeros(pool_bytes, dtype=torch.uint8, device="cuda")
-            pinned = PinnedArena(pool_bytes, _GRAIN_BYTES)
+            place = torch.device("cuda", device_index)
+            self.device = torch.zeros(pool_bytes, dtype=torch.uint8, device=place)
+            pinned = PinnedArena(pool_bytes, grain_bytes, device_index=device_index)
             self._arenas.append(pinned)
             if not pinned.wait_ready(pool_bytes, _PIN_S):
                 raise SettingsError(f"host memory could not be pinned: {pinned.error}")
@@ -81,7 +90,7 @@ class Link:
     ) -> Iterator[Carrier]:
         """A native mover over the pools; `settings` are those of `NativeMover`."""
         device, host = self.pools(block_bytes, fragment_bytes)
-        settings = {"window_records": 1 << 18} | settings
+        settings = {"window_records": 1 << 18, "device_index": self.device_index} | settings
         mover = NativeMover(device, host, backend=self.backend, **settings)
         try:
             yield Carrier(mover, device.slots, block_bytes)
