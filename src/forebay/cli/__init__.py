@@ -251,8 +251,8 @@ def tune(
 
     Takes a minute or two, in which nothing else should run.
     """
-    with told():
-        with collections_off():
+    with told(), few_collections():
+        with imports_kept_out():
             from forebay.cli.tune import run_tune  # noqa: PLC0415
 
         run_tune(model, device, dtype, out)
