@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from forebay.timeline import Timeline
 
 GIB = 1 << 30
 USERS, CONTEXT_TOKENS, QUESTION_TOKENS = 8, 8192, 32
-ANSWER_TOKENS = (8, 14, 20, 26)  # in turn, so that requests end one after another
+ANSWER_TOKENS = (6, 10, 14, 18)  # in turn, so that requests end one after another
 SETTINGS = {
     "device_tokens": 4 * (CONTEXT_TOKENS + 256),
     "host_bytes": 16 * GIB,
@@ -42,7 +43,7 @@ def played(model: LoadedModel, mode: Mode) -> Timeline:
     rng = np.random.default_rng(1)
     with Engine(model, EngineSettings(mode=mode, **SETTINGS), timeline=timeline) as engine:
         prompts = [rng.integers(3, model.vocab_size, CONTEXT_TOKENS) for _ in range(USERS)]
-        first = ask(engine, prompts)
+        first = ask(engine, prompts, [1])
         while not engine.settled:
             engine.step()
         questions = rng.integers(3, model.vocab_size, (USERS, QUESTION_TOKENS))
@@ -50,20 +51,23 @@ def played(model: LoadedModel, mode: Mode) -> Timeline:
             np.concatenate([one.tokens, question])
             for one, question in zip(first, questions, strict=True)
         ]
-        ask(engine, again, timeline)
+        ask(engine, again, ANSWER_TOKENS, timeline)
         stats = engine.cache.stats()
     print(f"{mode.value}: {stats.loaded_bytes / 1e9:.2f} GB loaded, {stats.prefetch_bytes}")
     return timeline
 
 
 def ask(
-    engine: Engine, prompts: list[np.ndarray], timeline: Timeline | None = None
+    engine: Engine,
+    prompts: Sequence[np.ndarray],
+    answer_tokens: Sequence[int],
+    timeline: Timeline | None = None,
 ) -> list[EngineRequest]:
     """All of them at once; returns when all are answered. Clears `timeline` when the first is."""
     requests = [
         engine.submit(
             prompt,
-            SamplingParams(max_tokens=ANSWER_TOKENS[user % 4], ignore_eos=True),
+            SamplingParams(max_tokens=answer_tokens[user % len(answer_tokens)], ignore_eos=True),
             label=f"user {user + 1}",
         )
         for user, prompt in enumerate(prompts)

@@ -27,7 +27,7 @@ struct PinSettings {
   // Large registrations fail or hold the driver's lock for long; small ones cost a call each.
   std::size_t slice_bytes = std::size_t{32} << 20;
   double share = 1;      // of the time that registering may take while nobody waits for it; 1: all
-  int threads = 8;       // that touch
+  int threads = 2;       // that touch
   int numa_node = -1;    // preferred for the memory; -1 leaves it to the kernel
   bool in_place = true;  // false: the driver allocates, as where registering is not allowed
 };
