@@ -25,11 +25,11 @@ _SLICE_BYTES = 32 << 20
 registered 30 GiB/s in pieces of 32 MiB and of 128 MiB alike, so the smaller, a millisecond each."""
 _SHARE = 0.25
 """At full rate, an allocation by another thread waited 13 ms instead of 0.4 (medians); at a quarter
-it took as long as without any pinning, and 64 GiB are pinned within half a minute all the same."""
+it took as long as without any pinning."""
 _TOUCHING_THREADS = 2
-"""Two touched 13 GiB/s there, more than a quarter of what registering takes. Eight kept a mapping
-of memory by another thread waiting for half a millisecond, and may be all the cores of a machine
-that has few."""
+"""Two touched 13 GiB/s of memory that the machine had touched before, more than a quarter of what
+registering takes. While eight touched fresh memory, a mapping by another thread waited for half a
+millisecond; and eight may be all the cores that there are."""
 
 
 @dataclass(frozen=True, slots=True)
