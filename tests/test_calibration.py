@@ -25,6 +25,7 @@ from forebay.calibration.record import (
     WindowCost,
 )
 from forebay.errors import CalibrationError, SettingsError
+from forebay.machine.sizes import parse_size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LINK = LinkRates(
@@ -253,22 +254,30 @@ def test_nothing_measured_is_no_advice():
     assert best_window([]) is None
     assert best_block_tokens([], 1024) is None
     bare = calibration(windows=(), fragments=())
-    assert [each.setting for each in advise(bare, model(), GIB)] == ["host pool"]
+    assert [each.setting for each in advise(bare, model(), GIB)] == ["--host-bytes"]
+
+
+@pytest.mark.parametrize("room", [3 * MIB, 700 * MIB, 5 * GIB + 1, 3000 * GIB])
+def test_what_is_advised_can_be_written_so(room: int):
+    for each in advise(calibration(), model(), room):
+        number = parse_size(each.value)
+        assert number > 0
+        assert each.setting != "--host-bytes" or 0.5 * room < number <= 0.8 * room
 
 
 def test_a_host_pool_only_where_loading_is_quicker_than_computing():
     quick, slow = model(), model(prefill_tokens_per_s=1e6)
     assert gain(calibration(), quick) == pytest.approx(50e9 / (20e3 * 128 * KIB))
     told = {each.setting: each for each in advise(calibration(), quick, 100 * GIB)}
-    assert list(told) == ["window", "block", "host pool"]
-    assert told["window"].value == "4 MiB"
-    assert "150 us" in told["window"].why
-    assert told["block"].value == "16 tokens"
-    assert told["host pool"].value == "80 GiB"
-    assert "19 times quicker" in told["host pool"].why
-    assert "655,360 tokens" in told["host pool"].why
-    (none,) = [e for e in advise(calibration(), slow, 100 * GIB) if e.setting == "host pool"]
+    assert list(told) == ["--window-bytes", "--block-tokens", "--host-bytes"]
+    assert told["--window-bytes"].value == "4MiB"
+    assert "150 us" in told["--window-bytes"].why
+    assert told["--block-tokens"].value == "16"
+    assert told["--host-bytes"].value == "80GiB"
+    assert "19 times quicker" in told["--host-bytes"].why
+    assert "655,360 tokens" in told["--host-bytes"].why
+    (none,) = [e for e in advise(calibration(), slow, 100 * GIB) if e.setting == "--host-bytes"]
     assert none.value == "0"
     assert "2.6 times as long" in none.why
-    (unknown,) = [e for e in advise(calibration(), quick, None) if e.setting == "host pool"]
+    (unknown,) = [e for e in advise(calibration(), quick, None) if e.setting == "--host-bytes"]
     assert unknown.value == ""

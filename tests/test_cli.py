@@ -100,6 +100,8 @@ def test_modes():
         (("chat", "--device", "cuda:99"), NO_GPU),
         (("serve", "--device", "cuda:99"), NO_GPU),
         (("demo", "--device", "cuda:99"), NO_GPU),
+        (("serve", "--block-tokens", "0"), "block_tokens is 0, and must be a whole number"),
+        (("serve", "--window-bytes", "large"), "'large' is no size"),
         (("serve", "--dtype", "int8"), "dtype is 'int8', and must be one of auto, bfloat16"),
     ],
 )

@@ -114,9 +114,9 @@ def test_the_command_shows_keeps_and_says_who_reads(tmp_path: Path, state: Path)
         "loads, by window",
         "tokens/s",
         "GB/s",
-        "window: ",
-        "block: ",
-        "host pool: ",
+        "--window-bytes ",
+        "--block-tokens ",
+        "--host-bytes ",
         "not measured: the link to a GPU: ",
         f"kept in {file}; read by: forebay serve\n",
     ):

@@ -24,12 +24,12 @@ BLOCK_TOKENS = (16, 32, 64, 128)
 HOST_SHARE = 0.8
 """Of the memory that is free, for the host pool."""
 
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A setting, its value as one writes it ("" for none), and what was measured that says so."""
+    """An option of `forebay serve`, its value as one writes it ("": not known), and why."""
 
     setting: str
     value: str
@@ -84,6 +84,10 @@ def advise(calibration: Calibration, model: ModelRates, room_bytes: int | None) 
     ]
 
 
+def _as_option(size_bytes: int) -> str:
+    return show_size(size_bytes).replace(",", "").replace(" ", "")
+
+
 def _window(calibration: Calibration) -> list[Advice]:
     best = best_window(calibration.windows)
     if best is None:
@@ -96,7 +100,7 @@ def _window(calibration: Calibration) -> list[Advice]:
         )
     else:
         why += "; nobody else's copies wait here, so smaller only makes cancelling quicker"
-    return [Advice("window", show_size(best.window_bytes), why)]
+    return [Advice("--window-bytes", _as_option(best.window_bytes), why)]
 
 
 def _block(calibration: Calibration, model: ModelRates) -> list[Advice]:
@@ -105,25 +109,27 @@ def _block(calibration: Calibration, model: ModelRates) -> list[Advice]:
         return []
     size = show_size(tokens * model.token_bytes)
     why = f"{size} in one piece: the fewest tokens within 5 % of the best rate"
-    return [Advice("block", f"{tokens} tokens", why)]
+    return [Advice("--block-tokens", str(tokens), why)]
 
 
 def _host_pool(calibration: Calibration, model: ModelRates, room_bytes: int | None) -> Advice:
     times = gain(calibration, model)
     if times < 1:
         return Advice(
-            "host pool",
+            "--host-bytes",
             "0",
             f"loading a token takes {1 / times:.1f} times as long as computing it: a larger device "
             "pool helps, a host pool does not",
         )
     why = f"a token is loaded {times:.0f} times quicker than computed"
     if room_bytes is None:
-        return Advice("host pool", "", f"{why}; how much memory is free is not known")
-    size = int(HOST_SHARE * room_bytes) // _MIB * _MIB
+        return Advice("--host-bytes", "", f"{why}; how much memory is free is not known")
+    size = (
+        int(HOST_SHARE * room_bytes) // _GIB * _GIB or int(HOST_SHARE * room_bytes) // _MIB * _MIB
+    )
     tokens = size // model.token_bytes
     return Advice(
-        "host pool",
-        show_size(size),
+        "--host-bytes",
+        _as_option(size),
         f"{why}; four fifths of what is free, {tokens:,} tokens of this model",
     )

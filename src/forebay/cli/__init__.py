@@ -181,6 +181,16 @@ def serve(
     host_bytes: Annotated[
         str, typer.Option(help="Size of the host pool: 1GiB, 512MiB, 2GB or bytes.")
     ] = "1GiB",
+    block_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a block; 16 or 32 by the model if left out.")
+    ] = None,
+    window_bytes: Annotated[
+        str,
+        typer.Option(
+            help="What the link takes in one call, like 4MiB; left out, as the calibration says, "
+            "or two blocks."
+        ),
+    ] = "",
     calibration: Annotated[
         str,
         typer.Option(
@@ -226,6 +236,8 @@ def serve(
             operator_key=operator_key,
             device_tokens=device_tokens,
             host_bytes=host_bytes,
+            block_tokens=block_tokens,
+            window_bytes=window_bytes,
             calibration=calibration,
             min_load_tokens=min_load_tokens,
             min_save_tokens=min_save_tokens,

@@ -33,6 +33,8 @@ def run_serve(
     operator_key: str | None,
     device_tokens: int,
     host_bytes: str,
+    block_tokens: int | None,
+    window_bytes: str,
     calibration: str,
     min_load_tokens: int,
     min_save_tokens: int,
@@ -61,6 +63,8 @@ def run_serve(
     place = choose_device(parse_device(device))
     engine_settings = EngineSettings(
         device=str(place),
+        block_tokens=block_tokens,
+        window_bytes=parse_size(window_bytes) if window_bytes else None,
         calibration=find_calibration(calibration, place),
         dtype=parse_dtype(dtype),
         device_tokens=device_tokens,

@@ -35,7 +35,7 @@ def table(calibration: Calibration) -> Table:
 
 def lines(calibration: Calibration, advice: Sequence[Advice]) -> list[str]:
     """The advice, and what was not measured."""
-    told = [f"{each.setting}: {each.value or 'not known'}; {each.why}" for each in advice]
+    told = [f"{each.setting} {each.value or '(not known)'}: {each.why}" for each in advice]
     return told + [f"not measured: {each.what}: {each.why}" for each in calibration.missing]
 
 
