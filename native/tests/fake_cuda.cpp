@@ -72,8 +72,9 @@ Result device_memory(std::size_t* bytes, int) {
   *bytes = std::size_t{1} << 30;
   return kSuccess;
 }
-Result device_attribute(int* value, int, int) {
-  *value = 0;
+Result device_attribute(int* value, int which, int) {
+  constexpr int kMaxPitch = 11;
+  *value = which == kMaxPitch ? static_cast<int>(setting("FAKE_CUDA_MAX_PITCH", 1 << 30)) : 0;
   return kSuccess;
 }
 
@@ -128,6 +129,32 @@ Result copy(unsigned long long to, unsigned long long from, std::size_t bytes, v
   ++copies;
   if (state() != kSuccess) return state();
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return kSuccess;
+}
+struct Rows {
+  std::size_t from_x, from_y;
+  int from_type;
+  const void* from_host;
+  unsigned long long from;
+  void* from_array;
+  std::size_t from_pitch;
+  std::size_t to_x, to_y;
+  int to_type;
+  void* to_host;
+  unsigned long long to;
+  void* to_array;
+  std::size_t to_pitch, width, height;
+};
+Result copy_rows(const Rows* rows, void* stream) {
+  constexpr Result kInvalid = 1;
+  if (rows->from_type != 4 || rows->to_type != 4) return kInvalid;
+  if (rows->from_pitch < rows->width || rows->to_pitch < rows->width) return kInvalid;
+  count("row copies", 1);
+  for (std::size_t row = 0; row < rows->height; ++row) {
+    const Result result = copy(rows->to + row * rows->to_pitch,
+                               rows->from + row * rows->from_pitch, rows->width, stream);
+    if (result != kSuccess) return result;
+  }
   return kSuccess;
 }
 Result copy_batch(unsigned long long* to, unsigned long long* from, std::size_t* bytes,
@@ -195,6 +222,7 @@ const std::map<std::string, void*>& table() {
       {"cuStreamWaitEvent", at(wait_event)},
       {"cuStreamWaitValue32", at(wait_value)},
       {"cuMemcpyAsync", at(copy)},
+      {"cuMemcpy2DAsync", at(copy_rows)},
       {"cuMemHostAlloc", at(allocate_host)},
       {"cuMemFreeHost", at(free_host)},
       {"cuMemHostRegister", at(register_host)},

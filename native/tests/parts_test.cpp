@@ -1,6 +1,7 @@
 // The parts of the core on their own: layouts, steps, ring, throttle, streams and events.
 #include <numeric>
 
+#include "cuda/even_rows.hpp"
 #include "transfer/backend_sim.hpp"
 #include "check.hpp"
 #include "transfer/pool.hpp"
@@ -75,6 +76,50 @@ TEST(every_cut_gives_every_byte_once) {
       if (!pieces.empty()) CHECK(pieces[0].source == b.data() + 9 * 60 + begin);
     }
   }
+}
+
+TEST(even_pieces_are_rows) {
+  std::vector<std::byte> a(4000), b(4000);
+  // Ten slots of four layers, 100 bytes apart; blocks of 40 bytes on the other side.
+  const PoolLayout layers(address(a), 10, {{0, 10, 10}, {100, 10, 10}, {200, 10, 10}, {300, 10, 10}});
+  const PoolLayout plain(address(b), 10, {{0, 40, 40}});
+  std::vector<Piece> pieces;
+  append_pieces(pieces, layers, 3, plain, 5, 0, 40);
+  append_pieces(pieces, layers, 4, plain, 9, 0, 40);
+  append_pieces(pieces, layers, 5, plain, 2, 5, 33);  // cut in the first and in the last layer
+  std::vector<cuda::Rows> rows;
+  cuda::even_rows(pieces, 1 << 20, rows);
+  CHECK(rows.size() == 5);
+  CHECK(rows[0].count == 4 && rows[0].first.bytes == 10);
+  CHECK(rows[0].destination_pitch == 100 && rows[0].source_pitch == 10);
+  CHECK(rows[1].count == 4 && rows[1].first.source == b.data() + 9 * 40);
+  CHECK(rows[2].count == 1 && rows[3].count == 2 && rows[4].count == 1);
+  cuda::even_rows(pieces, 99, rows);
+  CHECK(rows.size() == pieces.size());
+}
+
+TEST(rows_do_not_span_blocks_however_even_they_lie) {
+  std::vector<std::byte> a(4000), b(4000);
+  const PoolLayout to(address(a), 10, {{0, 50, 50}});
+  const PoolLayout from(address(b), 10, {{0, 50, 50}}, 100);
+  std::vector<Piece> pieces;
+  for (std::int64_t slot = 0; slot < 8; slot += 2) append_pieces(pieces, to, slot, from, slot, 0, 50);
+  std::vector<cuda::Rows> rows;
+  cuda::even_rows(pieces, 1 << 20, rows);
+  CHECK(rows.size() == pieces.size() && rows.size() == 4);
+}
+
+TEST(pieces_in_falling_or_uneven_order_are_no_rows) {
+  std::vector<std::byte> a(1000), b(1000);
+  std::vector<Piece> pieces;
+  const std::size_t to[] = {300, 200, 100, 400, 700, 790};
+  for (std::size_t i = 0; i < 6; ++i) {
+    pieces.push_back({a.data() + to[i], b.data() + 50 * i, 50, i > 0});
+  }
+  std::vector<cuda::Rows> rows;
+  cuda::even_rows(pieces, 1 << 20, rows);
+  CHECK(rows.size() == 4);  // 100 to 400 to 700 are even
+  CHECK(rows[2].count == 3 && rows[2].destination_pitch == 300 && rows[2].source_pitch == 50);
 }
 
 TEST(layouts_that_cannot_work_are_refused) {

@@ -96,6 +96,35 @@ def copies_and_gives_everything_back() -> None:
     print(live())
 
 
+def layers_apart_cross_as_rows() -> None:
+    layers, fragment, slots = 8, 512, 32
+    device = np.zeros((layers, slots, fragment), np.uint8)
+    arena = PinnedArena(slots * BLOCK, BLOCK, threads=1)
+    host = arena.blocks(slots, BLOCK)
+    host[:] = np.random.default_rng(1).integers(0, 256, host.shape, np.uint8)
+    wanted = host.copy()
+    # A window may cut a block anywhere.
+    mover = NativeMover(
+        Pool.of(list(device)), Pool.of([host]), backend="cuda", window_bytes=3 * BLOCK + 100
+    )
+    places = np.random.default_rng(2).permutation(slots).astype(np.int32)
+    steps = np.zeros(slots, np.int64)
+    every = np.arange(slots, dtype=np.int32)
+    mover.submit([Transfer(1, Direction.LOAD, TransferClass.DEMAND, 0.0, every, places, steps)])
+    mover.wait_news(20.0)
+    while not any(each.id == 1 for each in mover.poll().completions):
+        mover.wait_news(20.0)
+    assert (device[:, places].transpose(1, 0, 2).reshape(slots, BLOCK) == wanted).all()
+    host[:] = 0
+    mover.submit([Transfer(2, Direction.SAVE, TransferClass.SAVE, 0.0, places, every, steps)])
+    while not any(each.id == 2 for each in mover.poll().completions):
+        mover.wait_news(20.0)
+    assert (host == wanted).all()
+    mover.close(5.0)
+    arena.close()
+    print(ctypes.CDLL("libcuda.so.1").fake_cuda_live(b"row copies"))
+
+
 def a_fault_ends_everything_as_failed() -> None:
     link = Link(window_bytes=BLOCK, piece_by_piece=True)
     ids = [link.load(range(8 * i, 8 * i + 8)) for i in range(8)]

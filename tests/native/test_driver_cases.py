@@ -80,6 +80,15 @@ def test_blocks_cross_by_every_driver_and_nothing_is_left_behind(driver, version
     assert NOTHING_LEFT in run(driver, "copies_and_gives_everything_back", VERSION=version)
 
 
+@pytest.mark.parametrize("version", [12000, 13000])
+def test_layers_that_lie_evenly_apart_cross_as_rows(driver, version):
+    assert int(run(driver, "layers_apart_cross_as_rows", VERSION=version)) >= 2 * 32
+
+
+def test_layers_too_far_apart_for_rows_cross_all_the_same(driver):
+    assert int(run(driver, "layers_apart_cross_as_rows", MAX_PITCH=1024)) == 0
+
+
 def test_a_fault_of_the_device_fails_what_is_in_flight_and_what_comes_later(driver):
     said = run(driver, "a_fault_ends_everything_as_failed", COPIES_UNTIL_FAULT=12)
     assert "recompute its blocks" in said

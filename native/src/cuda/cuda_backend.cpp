@@ -15,6 +15,10 @@ namespace {
 // link and two are in flight, so a lane refilled this much late costs no bandwidth.
 constexpr std::chrono::microseconds kNap{20};
 
+// A call for rows costs about as much as two pieces of a batch do, and holds the driver's lock, which
+// whoever launches a kernel needs, so much shorter than a batch of many pieces.
+constexpr std::size_t kPiecesPerRows = 4;
+
 struct OwnEvent {
   EventHandle handle = nullptr;
   std::atomic<Result> error{kSuccess};
@@ -28,6 +32,12 @@ Stream as_stream(StreamHandle handle) { return reinterpret_cast<Stream>(handle);
 
 CudaBackend::CudaBackend(const BackendSettings& settings)
     : driver_(Driver::get()), settings_(settings), device_(settings.device_index) {
+  Device device = 0;
+  int pitch = 0;
+  driver_.check("looking for the device", driver_.device(&device, settings.device_index));
+  driver_.check("asking for the longest pitch",
+                driver_.device_attribute(&pitch, kMaxPitch, device));
+  longest_pitch_ = static_cast<std::size_t>(std::max(0, pitch));
   if (settings.timing) clock_ = std::make_unique<DeviceClock>(device_);
 }
 
@@ -68,15 +78,30 @@ void CudaBackend::copy(StreamHandle handle, std::span<const Piece> pieces) {
     driver_.check("recording an event", driver_.record_event(lane.began, lane.stream));
   }
   if (lanes_.take_fault(direction)) throw BackendError("injected fault");
-  const bool batch = driver_.copy_batch != nullptr || driver_.copy_batch_12 != nullptr;
-  if (batch && pieces.size() > 1 && !settings_.piece_by_piece) {
-    copy_batch(lane, pieces);
-    return;
+  if (pieces.size() > 1 && !settings_.piece_by_piece) {
+    even_rows(pieces, longest_pitch_, lane.rows);
+    if (lane.rows.size() * kPiecesPerRows <= pieces.size()) return copy_rows(lane);
+    if (driver_.copy_batch != nullptr || driver_.copy_batch_12 != nullptr) {
+      return copy_batch(lane, pieces);
+    }
   }
   for (const Piece& piece : pieces) {
     driver_.check("copying",
                   driver_.copy(reinterpret_cast<Address>(piece.destination),
                                reinterpret_cast<Address>(piece.source), piece.bytes, lane.stream));
+  }
+}
+
+void CudaBackend::copy_rows(Lane& lane) {
+  for (const Rows& rows : lane.rows) {
+    CopyRows copy;
+    copy.source = reinterpret_cast<Address>(rows.first.source);
+    copy.source_pitch = rows.source_pitch;
+    copy.destination = reinterpret_cast<Address>(rows.first.destination);
+    copy.destination_pitch = rows.destination_pitch;
+    copy.width = rows.first.bytes;
+    copy.height = rows.count;
+    driver_.check("copying rows", driver_.copy_rows(&copy, lane.stream));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "transfer/backend.hpp"
 #include "cuda/device_clock.hpp"
 #include "cuda/driver.hpp"
+#include "cuda/even_rows.hpp"
 #include "transfer/hooks.hpp"
 #include "transfer/lane_table.hpp"
 
@@ -58,13 +59,16 @@ class CudaBackend final : public Backend, public TestHooks {
     volatile std::uint32_t* gate = nullptr;       // pinned; the lane waits for it to be 1 when held
     std::vector<Address> destinations, sources;   // scratch of its arbiter
     std::vector<std::size_t> sizes;
+    std::vector<Rows> rows;
   };
 
+  void copy_rows(Lane& lane);
   void copy_batch(Lane& lane, std::span<const Piece> pieces);
 
   const Driver& driver_;
   const BackendSettings settings_;
   const DeviceContext device_;
+  std::size_t longest_pitch_ = 0;
   LaneTable<Lane> lanes_;
   std::unique_ptr<DeviceClock> clock_;  // with timing
   std::mutex gates_mutex_;

@@ -28,7 +28,8 @@ inline constexpr unsigned kEventDisableTiming = 0x2;
 inline constexpr unsigned kHostPortable = 0x1;
 inline constexpr unsigned kWaitValueEqual = 0x1;
 
-inline constexpr int kAsyncEngineCount = 40;  // attributes of a device
+inline constexpr int kMaxPitch = 11;  // attributes of a device
+inline constexpr int kAsyncEngineCount = 40;
 inline constexpr int kHostNumaId = 134;
 
 // Which accesses a copy of a batch is ordered with. `stream`: all work before it in its stream.
@@ -44,6 +45,26 @@ struct CopyAttributes {
   Location source{};
   Location destination{};
   unsigned flags = 0;
+};
+
+// Memory whose address says where it is.
+inline constexpr int kUnifiedMemory = 4;
+
+// `height` rows of `width` bytes, `pitch` bytes apart on each side.
+struct CopyRows {
+  std::size_t source_x = 0, source_y = 0;
+  int source_type = kUnifiedMemory;
+  const void* source_host = nullptr;
+  Address source = 0;
+  void* source_array = nullptr;
+  std::size_t source_pitch = 0;
+  std::size_t destination_x = 0, destination_y = 0;
+  int destination_type = kUnifiedMemory;
+  void* destination_host = nullptr;
+  Address destination = 0;
+  void* destination_array = nullptr;
+  std::size_t destination_pitch = 0;
+  std::size_t width = 0, height = 0;
 };
 
 // The calls we use. Those that may be null say so.
@@ -78,6 +99,7 @@ struct Driver {
   Result (*wait_event)(Stream, EventHandle, unsigned) = nullptr;
   Result (*wait_value)(Stream, Address, std::uint32_t, unsigned) = nullptr;
   Result (*copy)(Address, Address, std::size_t, Stream) = nullptr;
+  Result (*copy_rows)(const CopyRows*, Stream) = nullptr;
   Result (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
   Result (*free_host)(void*) = nullptr;
   Result (*register_host)(void*, std::size_t, unsigned) = nullptr;

@@ -66,7 +66,8 @@ void append_pieces(std::vector<Piece>& pieces, const PoolLayout& destination,
     const std::int64_t stop =
         std::min({end, destination.fragment_end(to), source.fragment_end(from)});
     const Piece piece{destination.address(destination_slot, to, at),
-                      source.address(source_slot, from, at), static_cast<std::size_t>(stop - at)};
+                      source.address(source_slot, from, at), static_cast<std::size_t>(stop - at),
+                      at > begin};
     append_merged(pieces, piece,
                   destination.seam_at(piece.destination) || source.seam_at(piece.source));
     if (stop == destination.fragment_end(to)) ++to;

@@ -28,6 +28,7 @@ struct Piece {
   std::byte* destination;
   const std::byte* source;
   std::size_t bytes;
+  bool same_block = false;  // as the piece before it in its window
 };
 
 // The order in which transfers of one direction get the next window: class, deadline, id.
