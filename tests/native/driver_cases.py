@@ -97,7 +97,7 @@ def copies_and_gives_everything_back() -> None:
 
 
 def layers_apart_cross_as_rows() -> None:
-    layers, fragment, slots = 8, 512, 32
+    layers, fragment, slots = 64, 64, 32
     device = np.zeros((layers, slots, fragment), np.uint8)
     arena = PinnedArena(slots * BLOCK, BLOCK, threads=1)
     host = arena.blocks(slots, BLOCK)

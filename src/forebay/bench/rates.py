@@ -17,7 +17,7 @@ from forebay.transfer.messages import Direction
 MOVED_BYTES = 2 * GIB
 BLOCK_BYTES = 2 * MIB
 BLOCKS = MOVED_BYTES // BLOCK_BYTES
-_FRAGMENT_WINDOWS_MIB = (4, 8, 16, 32)
+_FRAGMENT_WINDOWS_MIB = (8, 16, 32)
 # 8 conversations of 2,048 tokens of Llama 3 8B are 2 GiB; three such sets take turns.
 CACHED = LoadShape(requests=8, blocks=128, sets=3, block_bytes=BLOCK_BYTES)
 
@@ -38,7 +38,7 @@ def rate_figures(link: Link, plain: PlainCopies, rounds: int, spin_s: float) -> 
             rounds,
         )
     figures.append(median_figure("both_ways", ratios, "ratio", {"window_mib": 8, "block_mib": 2}))
-    return [*figures, *(_fragments(link, plain, kib, rounds, spin_s) for kib in (64, 32))]
+    return [*figures, *(_fragments(link, plain, kib, rounds, spin_s) for kib in (64, 32, 16))]
 
 
 def _loads(carrier: Carrier, plain: PlainCopies, rounds: int) -> list[float]:
