@@ -27,13 +27,17 @@ from forebay.measure.decode import llama_8b
 from forebay.timeline import Timeline
 
 GIB = 1 << 30
-USERS, CONTEXT_TOKENS, QUESTION_TOKENS = 8, 8192, 32
-ANSWER_TOKENS = (6, 10, 14, 18)  # in turn, so that requests end one after another
+USERS, CONTEXT_TOKENS, QUESTION_TOKENS = 8, 4096, 32
+ANSWER_TOKENS = (8, 14, 20, 26)  # in turn, so that requests end one after another
+TITLES = {
+    Mode.SYNCHRONOUS: "Loads stand in front of their steps, and everybody waits",
+    Mode.LOOK_AHEAD: "Loads run under the decode steps of other requests",
+}
 SETTINGS = {
     "device_tokens": 4 * (CONTEXT_TOKENS + 256),
-    "host_bytes": 16 * GIB,
+    "host_bytes": 8 * GIB,
     "block_tokens": 16,
-    "batch": BatchSettings(step_tokens=2048, max_running=2),
+    "batch": BatchSettings(step_tokens=2048, max_running=3),
 }
 
 
@@ -43,7 +47,7 @@ def played(model: LoadedModel, mode: Mode) -> Timeline:
     rng = np.random.default_rng(1)
     with Engine(model, EngineSettings(mode=mode, **SETTINGS), timeline=timeline) as engine:
         prompts = [rng.integers(3, model.vocab_size, CONTEXT_TOKENS) for _ in range(USERS)]
-        first = ask(engine, prompts, [1])
+        first = ask(engine, prompts)
         while not engine.settled:
             engine.step()
         questions = rng.integers(3, model.vocab_size, (USERS, QUESTION_TOKENS))
@@ -51,7 +55,7 @@ def played(model: LoadedModel, mode: Mode) -> Timeline:
             np.concatenate([one.tokens, question])
             for one, question in zip(first, questions, strict=True)
         ]
-        ask(engine, again, ANSWER_TOKENS, timeline)
+        ask(engine, again, timeline)
         stats = engine.cache.stats()
     print(f"{mode.value}: {stats.loaded_bytes / 1e9:.2f} GB loaded, {stats.prefetch_bytes}")
     return timeline
@@ -60,14 +64,13 @@ def played(model: LoadedModel, mode: Mode) -> Timeline:
 def ask(
     engine: Engine,
     prompts: Sequence[np.ndarray],
-    answer_tokens: Sequence[int],
     timeline: Timeline | None = None,
 ) -> list[EngineRequest]:
     """All of them at once; returns when all are answered. Clears `timeline` when the first is."""
     requests = [
         engine.submit(
             prompt,
-            SamplingParams(max_tokens=answer_tokens[user % len(answer_tokens)], ignore_eos=True),
+            SamplingParams(max_tokens=ANSWER_TOKENS[user % 4], ignore_eos=True),
             label=f"user {user + 1}",
         )
         for user, prompt in enumerate(prompts)
@@ -88,7 +91,7 @@ def main() -> int:
     parser.add_argument("--window-s", type=float, default=1.0)
     options = parser.parse_args()
     if (read_memory(Tree()).room_bytes or 0) < 2 * SETTINGS["host_bytes"]:
-        print("the host pool of 16 GiB does not fit this machine", file=sys.stderr)
+        print("the host pool of 8 GiB does not fit this machine", file=sys.stderr)
         return 1
     model = llama_8b()
     for mode in options.modes:
@@ -98,7 +101,7 @@ def main() -> int:
         timeline.to_png(
             at.with_suffix(".png"),
             timeline.busiest(options.window_s),
-            title="Loads run under the decode steps of other requests",
+            title=TITLES.get(mode, "Steps, loads and waits"),
             subtitle=f"one H200, Llama 3 8B's shape in bf16, mode {mode.value}; "
             "times are the device's",
             dpi=110,
