@@ -95,9 +95,7 @@ def _window(calibration: Calibration) -> list[Advice]:
     most = max(each.bytes_per_s for each in calibration.windows)
     why = f"{best.bytes_per_s / most:.2f} of the best rate"
     if best.foreign_p99_s is not None:
-        why += (
-            f", and a small copy of others waits {1e6 * best.foreign_p99_s:,.0f} us at most (p99)"
-        )
+        why += f", and a small copy of others waits {1e6 * best.foreign_p99_s:,.0f} us (p99)"
     else:
         why += "; nobody else's copies wait here, so smaller only makes cancelling quicker"
     return [Advice("--window-bytes", _as_option(best.window_bytes), why)]
