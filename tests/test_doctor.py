@@ -315,6 +315,25 @@ def test_a_models_weights_and_kv_count(tmp_path: Path):
     assert without.host_pool_tokens is None
 
 
+def test_a_hub_id_is_found_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    machine = machine_of(tmp_path / "root", machines.container_v2())
+    missing = found(machine, "model", model="owner/name")
+    assert missing.level is Level.NOTE
+    assert "hub's cache" in missing.read
+    repository = tmp_path / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots").mkdir()
+    model_folder(repository / "snapshots" / ("0" * 40))
+    for name in ("owner/name", f"owner/name@{'0' * 40}"):
+        there = found(machine, "model", model=name)
+        assert there.level is Level.OK
+        assert "1 MiB of weights" in there.read
+    assert found(machine, "model", model="owner/name@other").level is Level.NOTE
+    assert found(machine, "model", model="/no/such").level is Level.FAIL
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

@@ -18,6 +18,8 @@ from server_rig import until
 
 from forebay.config import BatchSettings
 from forebay.server.settings import ServerSettings
+from forebay.server.state import State
+from forebay.transfer.messages import Direction
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": "abc", "max_tokens": 1500, "ignore_eos": True}
@@ -138,6 +140,43 @@ def test_what_does_not_end_within_the_drain_is_told_so(serve):
     assert time.monotonic() - began_s < 5
     served.thread.join(10)
     assert not served.thread.is_alive()
+
+
+@pytest.mark.parametrize("moves_again", [True, False])
+def test_a_server_that_ends_while_a_request_lacks_its_load(serve, moves_again):
+    """The link is held: the answer comes if it moves again in time, else its client is told."""
+    served = serve(ServerSettings(port=0, drain_s=20 if moves_again else 0.3), device_tokens=1024)
+    core, rates = served.engine.mover.core, served.engine.cache.rates
+    body = {"prompt": [5] * 500 + [6], "max_tokens": 3, "ignore_eos": True}
+    for first in (5, 7, 8):
+        raw.ask(served.port, COMPLETIONS, body | {"prompt": [first] * 500 + [6]})
+    until(lambda: served.engine.settled)
+    for average, value in ((rates.prefill_tokens_per_s, 0.1), (rates.link_bytes_per_s, 100.0)):
+        average.value, average.weight = value, 0.0  # so that no load looks late
+    lanes = [(Direction.LOAD, lane) for lane in (0, 1)]
+    for lane in lanes:
+        core.hold_lane(*lane)
+    with raw.connect(served.port) as socket:
+        socket.sendall(raw.request_bytes(COMPLETIONS, json.dumps(body).encode()))
+        until(lambda: served.engine.cache._flights.load_blocks > 0)
+        assert running(served)[0] == 0
+        served.server.should_exit = True
+        if moves_again:
+            until(lambda: served.server.front.state is State.DRAINING)
+            for lane in lanes:
+                core.release_lane(*lane)
+        answer = raw.read_all(socket)
+    if moves_again:
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["forebay"]["tokens_by_source"][
+            "host"
+        ]
+    else:
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"shutting down" in answer
+    served.thread.join(30)
+    assert not served.thread.is_alive()
+    for lane in lanes:
+        core.release_lane(*lane)
 
 
 def test_a_dead_engine_is_said_at_once_and_nobody_hangs(serve):

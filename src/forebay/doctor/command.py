@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         description="What will limit Forebay on this machine, and what to do about it. Exit status "
         "1 if something will fail.",
     )
-    parser.add_argument("--model", default="", help="smollm2, or the folder of a model")
+    parser.add_argument("--model", default="", help="smollm2, or a model by folder or hub id")
     parser.add_argument(
         "--device", default=default.device, help="auto, cpu, cuda or cuda:N, as for forebay serve"
     )

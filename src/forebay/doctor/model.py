@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,7 @@ def look_at_model(wanted: Wanted, *, element_bytes: int) -> tuple[Weights, list[
     try:
         folder = _folder(wanted.model)
         if folder is None:
-            read = f"{wanted.model} is in its package, and is converted at its first start"
-            return NO_WEIGHTS, [Finding("model", Level.OK, read)]
+            return NO_WEIGHTS, [_not_here(wanted.model)]
         check_folder(folder)
         weights = Weights(
             sum(_elements(file) for file in weight_files(folder)) * element_bytes,
@@ -97,11 +97,32 @@ def check_cache_folder(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _folder(model: str) -> Path | None:
-    """The model's folder; None for the built-in one before its first start."""
-    if model != SMOLLM2:
-        return Path(model)
-    folder = smollm2_place(smollm2_file())
-    return folder if folder.is_dir() else None
+    """The model's folder, as a server would find it; None where its first start makes it."""
+    if model == SMOLLM2:
+        folder = smollm2_place(smollm2_file())
+        return folder if folder.is_dir() else None
+    folder = Path(model)
+    if not folder.is_dir():
+        # The doctor also works where the hub's client is not installed, and says so elsewhere.
+        with suppress(ModuleNotFoundError):
+            from forebay.engine.hub import cached_folder, is_hub_id  # noqa: PLC0415
+
+            if is_hub_id(model):
+                return cached_folder(model)
+    return folder
+
+
+def _not_here(model: str) -> Finding:
+    if model == SMOLLM2:
+        read = f"{model} is in its package, and is converted at its first start"
+        return Finding("model", Level.OK, read)
+    return Finding(
+        "model",
+        Level.NOTE,
+        f"there is no folder {model} here, and nothing of this name in the hub's cache",
+        "its size does not count here; a server downloads it at its first start, if the hub has it",
+        f"hf download {model.partition('@')[0]}, and ask again",
+    )
 
 
 def _converted() -> bool:

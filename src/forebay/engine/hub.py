@@ -80,5 +80,14 @@ def hub_folder(name: str) -> Path:
     return folder
 
 
+def cached_folder(name: str) -> Path | None:
+    """The folder of `name` in the hub's cache, without asking the hub; None if it is not there."""
+    repository, _, revision = name.partition("@")
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError):
+        return None
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
