@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
+from forebay.server.run import reserved
+from forebay.server.settings import ServerSettings
 from forebay.transfer.pinned import cuda_devices
 
 
@@ -102,6 +105,15 @@ def test_modes():
         (("demo", "--device", "cuda:99"), NO_GPU),
         (("serve", "--block-tokens", "0"), "block_tokens is 0, and must be a whole number"),
         (("serve", "--window-bytes", "large"), "'large' is no size"),
+        (
+            ("serve", "--mode", "b7"),
+            "one of b0 (recompute), b1 (synchronous), b3 (asynchronous), b4",
+        ),
+        (("serve", "--port", "70000"), "port is 70000, and must be at most 65535"),
+        (("serve", "--drain-s", "nan"), "drain_s is nan"),
+        (("serve", "--log-level", "loud"), "debug, info, warning or error"),
+        (("serve", "--port", "0", "--model", ""), "no model is named"),
+        (("serve", "--port", "0", "--device-tokens", "10"), "64 or more would work\n"),
         (("serve", "--dtype", "int8"), "dtype is 'int8', and must be one of auto, bfloat16"),
     ],
 )
@@ -111,6 +123,25 @@ def test_what_a_user_can_put_right_is_one_line(arguments: tuple[str, ...], said:
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: ")
+
+
+def test_an_address_that_is_taken_is_told_before_a_model_is_looked_for():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run("serve", "--port", taken.getsockname()[1], "--model", "/no/such/folder")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: cannot listen on 127.0.0.1:")
+    assert "Address already in use" in done.stderr
+
+
+def test_nobody_is_let_in_at_a_reserved_address():
+    with (
+        reserved(ServerSettings(port=0)) as place,
+        socket.socket() as client,
+        pytest.raises(ConnectionRefusedError),
+    ):
+        client.connect(place.getsockname())
 
 
 def test_the_demonstration_gets_what_was_asked_for(

@@ -53,10 +53,15 @@ def test_the_exit_status_says_whether_something_fails(
     assert "host pool up to" in capsys.readouterr().out
     assert main([*fine, "--json", "--host-bytes", "900TiB"]) == 1
     assert not json.loads(capsys.readouterr().out)["ok"]
-    with pytest.raises(SystemExit) as ended:
-        main(["--host-bytes", "much"])
-    assert ended.value.code == 2
-    assert "write it like" in capsys.readouterr().err
+    for wrong, said in (
+        (["--host-bytes", "much"], "write it like"),
+        (["--device-tokens", "-5"], "1 or more"),
+        (["--max-connections", "0"], "1 or more"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(wrong)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_the_command_line_hands_its_options_over(free_port: int):

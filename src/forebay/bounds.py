@@ -10,7 +10,7 @@ from __future__ import annotations
 import numbers
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, cast
@@ -84,13 +84,16 @@ class Real:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A member of an enumeration, or its text."""
+    """A member of an enumeration, or its text. `offered`: those that an error names; all if none
+    are given.
+    """
 
     choices: type[StrEnum]
+    offered: tuple[StrEnum, ...] = ()
 
     def __call__(self, name: str, value: object) -> StrEnum:
         """See `Bound`."""
-        return chosen(self.choices, name, value)
+        return chosen(self.choices, name, value, self.offered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ class Made:
         """See `Bound`."""
         if isinstance(value, self.kind):
             return value
-        what = "True or False" if self.kind is bool else f"made by {self.kind.__name__}(...)"
+        plain = {bool: "True or False", str: "text"}
+        what = plain.get(self.kind, f"made by {self.kind.__name__}(...)")
         raise _refused(name, value, what, "")
 
 
@@ -155,13 +159,17 @@ RATE = Real(0.0, 1e18, included=False)
 SHARE = Real(0.0, 1.0, note="it is a share of the device pool")
 
 
-def chosen(choices: type[Choice], name: str, value: object) -> Choice:
-    """The member of `choices` that `value` is, or whose text it is. Raises SettingsError."""
+def chosen(
+    choices: type[Choice], name: str, value: object, offered: Sequence[Choice] = ()
+) -> Choice:
+    """The member of `choices` that `value` is, or whose text it is. Raises SettingsError, which
+    names those `offered`, or all.
+    """
     if isinstance(value, str):
         for choice in choices:
             if choice.value == value:
                 return choice
-    known = ", ".join(_told(choice) for choice in choices)
+    known = ", ".join(_told(choice) for choice in offered or choices)
     raise _refused(name, value, f"one of {known}", "")
 
 

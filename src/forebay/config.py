@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forebay.bounds import MOST_SLOTS, RATE, SECONDS, SHARE, Bound, Made, OneOf, Real, Whole, settle
-from forebay.core.modes import Mode, policy_of
+from forebay.core.modes import MODE, Mode, policy_of
 from forebay.errors import SettingsError
 
 MIB = 1 << 20
@@ -124,7 +124,7 @@ CACHE_BOUNDS: dict[str, Bound] = {
     "block_bytes": Whole(1),
     "device_slots": Whole(1, MOST_SLOTS),
     "host_slots": Whole(0, MOST_SLOTS, "0 means no host tier"),
-    "mode": OneOf(Mode),
+    "mode": MODE,
     "save_mode": OneOf(SaveMode),
     "window_bytes": Whole(1),
     "look_ahead_requests": Whole(1),

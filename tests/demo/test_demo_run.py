@@ -90,6 +90,7 @@ def test_what_a_user_sees(talker: LoadedModel, tmp_path: Path):
         "ui.perfetto.dev",
         "mode b1; link",
         "18 of 18 answers",
+        "Go by the rows of tokens, bytes and hidden share",
     ):
         assert words in shown
     assert shown.count("TTFT, s") == 1

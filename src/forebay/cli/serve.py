@@ -15,7 +15,7 @@ from forebay.engine.placement import choose_device
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
-from forebay.server.run import Server
+from forebay.server.run import Server, reserved
 from forebay.server.settings import ApiKey, ServerSettings
 
 
@@ -46,7 +46,7 @@ def run_serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises what `told` tells."""
     if log_level.upper() not in logging.getLevelNamesMapping():
-        raise SettingsError(f"{log_level!r} is no log level; info and debug are")
+        raise SettingsError(f"{log_level!r} is no log level: debug, info, warning or error")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     keys = [ApiKey(key) for key in api_keys]
     if api_key_file is not None:
@@ -74,14 +74,19 @@ def run_serve(
         min_save_tokens=min_save_tokens,
         batch=batch,
     )
-    tell_loading(model)
-    engine = Engine(model, engine_settings)
-    try:
-        server = Server(engine, settings)
-    except SettingsError:
-        engine.close()
-        raise
-    print(engine.startup_line)
+    with reserved(settings) as listener:
+        tell_loading(model)
+        engine = Engine(model, engine_settings)
+        try:
+            server = Server(engine, settings, listener)
+        except SettingsError:
+            engine.close()
+            raise
+        _serve(server, settings, engine.startup_line)
+
+
+def _serve(server: Server, settings: ServerSettings, startup_line: str) -> None:
+    print(startup_line)
     if not settings.api_keys and not settings.on_loopback:
         logging.getLogger("forebay.server").warning(
             "no API key is set and the network can reach this server: everybody may use it"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from forebay.bounds import chosen
-from forebay.core.modes import Mode, policy_of
+from forebay.core.modes import Mode, chosen_mode, policy_of
 from forebay.engine.settings import DEVICE, DType
 from forebay.errors import SettingsError
 
 
 def parse_mode(text: str) -> Mode:
     """A mode that this build has. Raises SettingsError."""
-    mode = chosen(Mode, "mode", text.strip().lower())
+    mode = chosen_mode(text.strip().lower())
     policy_of(mode)
     return mode
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forebay.bounds import chosen
+from forebay.bounds import OneOf, chosen
 from forebay.errors import SettingsError
 
 
@@ -49,11 +49,20 @@ _WHY_REFUSED: dict[Mode, str] = {
 }
 
 
+MODE = OneOf(Mode, tuple(_POLICIES))
+"""What a mode may be: those that can be used are named."""
+
+
+def chosen_mode(value: object) -> Mode:
+    """The mode that `value` is, or whose text it is. Raises SettingsError."""
+    return chosen(Mode, "mode", value, tuple(_POLICIES))
+
+
 def policy_of(mode: Mode) -> Policy:
     """The policy of `mode`. Raises SettingsError for a mode that this build does not carry."""
     policy = _POLICIES.get(mode)
     if policy is None:
-        mode = chosen(Mode, "mode", mode)
+        mode = chosen_mode(mode)
         usable = ", ".join(known.value for known in _POLICIES)
         raise SettingsError(
             f"mode {mode.value} ({mode.name.lower()}) is not available: {_WHY_REFUSED[mode]}; "
@@ -75,7 +84,7 @@ class ModeSwitch:
 
     def change(self, mode: Mode, host_slots: int) -> None:
         """Go by `mode` from now on. Raises SettingsError if it needs a host tier that is not."""
-        mode = chosen(Mode, "mode", mode)
+        mode = chosen_mode(mode)
         if policy_of(mode).host_tier and not host_slots:
             raise SettingsError(
                 f"mode {mode.value} needs a host tier, and this cache was made without one; start "

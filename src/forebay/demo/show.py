@@ -18,6 +18,10 @@ from forebay.demo.workload import Script, Turn, Workload
 from forebay.engine.models import LoadedModel
 
 _PICTURE_S = 6.0
+_WHAT_COUNTS = (
+    "Go by the rows of tokens, bytes and hidden share: the modes ran one after the other, and TTFT "
+    "and wall time vary with what else the machine does.\n"
+)
 _PLAIN_EVERY = 6
 
 
@@ -41,6 +45,7 @@ def demonstrate(
         _watched(loaded, mode, script, settings, link_bytes_per_s, console) for mode in modes
     ]
     console.print(table(results))
+    console.print(_WHAT_COUNTS, soft_wrap=True)
     verdict = judge(results)
     for line in verdict.lines():
         console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -78,13 +78,16 @@ def _parser() -> argparse.ArgumentParser:
         help="size of the host pool: 1GiB, 512MiB, 2GB or bytes",
     )
     parser.add_argument(
-        "--device-tokens", type=int, default=default.device_tokens, help="size of the device pool"
+        "--device-tokens",
+        type=_count,
+        default=default.device_tokens,
+        help="size of the device pool",
     )
     parser.add_argument("--host", default=default.host, help="address to listen on")
     parser.add_argument("--port", type=int, default=default.port, help="port to listen on")
     parser.add_argument(
         "--max-connections",
-        type=int,
+        type=_count,
         default=default.max_connections,
         help="connections that the server shall hold",
     )
@@ -97,6 +100,12 @@ def _size(text: str) -> int:
         return parse_size(text)
     except SettingsError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
+    return int(text)
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

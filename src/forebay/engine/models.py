@@ -161,6 +161,8 @@ def _find(name: str | Path) -> Path:
     """The folder of a model by its name, path or hub id."""
     if name == SMOLLM2:
         return smollm2_folder()
+    if not str(name):
+        raise ModelError(f"no model is named: give {SMOLLM2!r}, a folder, or a hub id")
     folder = Path(name)
     if isinstance(name, str) and is_hub_id(name) and not folder.is_dir():
         return hub_folder(name)

@@ -21,7 +21,7 @@ from forebay.bounds import (
 from forebay.calibration.advice import best_window
 from forebay.calibration.record import Calibration
 from forebay.config import MIB, BatchSettings, CacheSettings, KVLayout, SaveMode
-from forebay.core.modes import Mode, policy_of
+from forebay.core.modes import MODE, Mode, policy_of
 from forebay.errors import SettingsError
 from forebay.geometry import Geometry
 from forebay.machine.memory import Memory
@@ -91,8 +91,7 @@ class EngineSettings:
         if device_slots < 2:
             raise SettingsError(
                 f"device_tokens {self.device_tokens} is less than two blocks of {tokens} tokens; "
-                f"a device_tokens of {2 * tokens} or more would work"
-                + (f", or a block_tokens of {self.device_tokens // 2}" * (self.device_tokens > 1))
+                f"a device_tokens of {2 * tokens} or more would work{self._smaller_block}"
             )
         host_slots = self._host_slots(block_bytes)
         if device_bytes is not None:
@@ -122,6 +121,13 @@ class EngineSettings:
     def _calibrated_window(self) -> int | None:
         best = best_window(self.calibration.windows) if self.calibration is not None else None
         return None if best is None else best.window_bytes
+
+    @property
+    def _smaller_block(self) -> str:
+        """Where the size of a block was set, what it could be."""
+        if self.block_tokens is None or self.device_tokens < 2:
+            return ""
+        return f", or a block_tokens of {self.device_tokens // 2}"
 
     def _host_slots(self, block_bytes: int) -> int:
         if not policy_of(self.mode).host_tier or not self.host_bytes:
@@ -186,7 +192,7 @@ ENGINE_BOUNDS: dict[str, Bound] = {
     "device_tokens": Whole(1),
     "host_bytes": Whole(0, note="0 means no host tier"),
     "block_tokens": OrNone(Whole(1), "takes 16 or 32, by the model"),
-    "mode": OneOf(Mode),
+    "mode": MODE,
     "save_mode": OneOf(SaveMode),
     "kv_layout": OneOf(KVLayout),
     "window_bytes": OrNone(Whole(1), "takes that of the calibration, or two blocks"),

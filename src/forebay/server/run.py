@@ -29,16 +29,21 @@ _KEEP_ALIVE_S = 75
 
 
 class Server(uvicorn.Server):
-    """Serves `engine`, which it owns from now on, until SIGTERM or SIGINT. Call `run` once."""
+    """Serves `engine`, which it owns from now on, until SIGTERM or SIGINT. Call `run` once.
 
-    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
+    `place` is a socket that was :func:`reserved`; None makes one.
+    """
+
+    def __init__(
+        self, engine: Engine, settings: ServerSettings, place: socket.socket | None = None
+    ) -> None:
         name = settings.model_name or public_name(engine.loaded.name)
         metrics = Metrics(name)
         self.front = Front(engine, settings, metrics)
         metrics.watch(
             lambda: self.front.stats, lambda: self.front.state, engine.pool.geometry.block_bytes
         )
-        self.socket = _listen(settings)
+        self.socket = _listening(place or reserved(settings), settings)
         self._drain_s = settings.drain_s
         super().__init__(
             uvicorn.Config(
@@ -79,29 +84,43 @@ def public_name(model: str) -> str:
     return name.encode(errors="replace").decode() or "model"
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
-    """A listening socket. Raises SettingsError if the address cannot be had."""
+def reserved(settings: ServerSettings) -> socket.socket:
+    """A socket at the settings' address that does not listen yet: before the model is loaded.
+
+    Whoever tries to connect meanwhile is refused. Raises SettingsError if it cannot be had.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place = socket.socket(family, kind, protocol)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit these. The first also ends one whose window stays shut.
         user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
         if user_timeout is not None:
             milliseconds = int(settings.client_timeout_s * 1000)
-            listener.setsockopt(socket.IPPROTO_TCP, user_timeout, milliseconds)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+            place.setsockopt(socket.IPPROTO_TCP, user_timeout, milliseconds)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        place.bind(address)
     except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; choose "
-            "another host or port"
-        ) from error
-    listener.setblocking(False)
-    return listener
+        raise _not_had(settings, error) from error
+    return place
+
+
+def _listening(place: socket.socket, settings: ServerSettings) -> socket.socket:
+    try:
+        place.listen(_BACKLOG)
+    except OSError as error:
+        raise _not_had(settings, error) from error
+    place.setblocking(False)
+    return place
+
+
+def _not_had(settings: ServerSettings, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; choose "
+        "another host or port"
+    )
 
 
 def _protocol(settings: ServerSettings) -> type[asyncio.Protocol]:

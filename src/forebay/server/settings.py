@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
+from forebay.bounds import SECONDS, Bound, Made, OrNone, Real, Whole, settle
 from forebay.config import MIB
 from forebay.errors import SettingsError
 
@@ -56,16 +57,7 @@ class ServerSettings:
     max_sessions: int = 4096
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise SettingsError(f"port is 0 to 65535, not {self.port}")
-        for name in ("max_body_bytes", "max_header_bytes", "max_connections", "max_answers"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in ("header_timeout_s", "body_timeout_s", "client_timeout_s", "keep_alive_s"):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.drain_s < 0 or self.max_sessions < 0 or self.max_watchers < 0:
-            raise SettingsError("drain_s, max_sessions and max_watchers are 0 or more")
+        settle(self, SERVER_BOUNDS)
         if len({key.key for key in self.api_keys}) < len(self.api_keys):
             raise SettingsError("an API key is listed twice; one key has one salt")
 
@@ -73,6 +65,27 @@ class ServerSettings:
     def on_loopback(self) -> bool:
         """Whether only this machine's own clients can reach the server."""
         return is_loopback(self.host)
+
+
+SERVER_BOUNDS: dict[str, Bound] = {
+    "host": Made(str),
+    "port": Whole(0, 65535, note="0 takes a free one"),
+    "model_name": Made(str),
+    "api_keys": Made(tuple),
+    "operator_key": OrNone(Made(str), "is for no operator"),
+    "max_body_bytes": Whole(1),
+    "max_header_bytes": Whole(1),
+    "header_timeout_s": SECONDS,
+    "body_timeout_s": SECONDS,
+    "max_connections": Whole(1),
+    "max_answers": Whole(1),
+    "client_timeout_s": SECONDS,
+    "keep_alive_s": SECONDS,
+    "max_watchers": Whole(0),
+    "drain_s": Real(0.0, SECONDS.most),
+    "max_sessions": Whole(0),
+}
+"""What each field of `ServerSettings` may be."""
 
 
 def is_loopback(host: str) -> bool:
