@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from forebay.bench.cached import CachedLoads, LoadShape
 from forebay.bench.goals import OVERLAP_GOALS, TRANSFER_GOALS, about_goals
+from forebay.bench.rival_movers import Job
 from forebay.bench.rivals import Standing, dominance, side_by_side
 from forebay.bench.textbook import LOAD_BYTES, Exposed
 from forebay.bench.waits import foreign_figure
@@ -125,6 +127,30 @@ def test_blocks_that_a_cache_brings_are_scattered(link: Link):
     neighbours = sum(int((np.diff(sources) == 1).sum()) for sources in seen)
     assert sum(map(len, seen)) == SHAPE.set_blocks
     assert neighbours < SHAPE.set_blocks / 2
+
+
+@pytest.mark.parametrize("fragment", [64 * KIB, 2048 * KIB])
+def test_what_rivals_copy_is_what_a_mover_would(fragment: int):
+    block = 2048 * KIB
+    link = Link("cpu", 16 * block)
+    parts = block // fragment
+    ids = 1 + np.arange(16 * parts, dtype=np.int32)
+    link.host.bytes.view(np.int32).reshape(16 * parts, -1)[:] = ids[:, None]
+    device = link.device.view(np.int32).reshape(parts, 16, fragment // 4)
+    with link.carrier(block, fragment) as carrier:
+        job = Job(link, carrier, fragment, 6)
+    for source, destination in zip(job.sources, job.destinations, strict=True):
+        ctypes.memmove(int(destination), int(source), fragment)
+    # Untouched device memory has 1 in every byte.
+    came = device[:, :, 0] != 0x01010101
+    assert came.sum() == len(job.sources) == 6 * parts
+    assert (came == came[:1]).all()
+    assert (device == device[:, :, :1]).all()
+    blocks, layers = np.divmod(device[:, :, 0] - 1, parts)
+    assert (layers[came] == np.nonzero(came)[0]).all()
+    assert (blocks[:, came[0]] == blocks[:1, came[0]]).all()
+    assert len(set(blocks[0, came[0]].tolist())) == 6
+    link.close()
 
 
 def test_a_carrier_moves_scattered_blocks_both_ways(link: Link):

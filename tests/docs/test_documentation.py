@@ -31,6 +31,7 @@ NOT_RUN = {
         "serving.md",
         "forebay serve --device cuda:1 --device-tokens 262144 --host-bytes 64GiB --port 8000",
     ),
+    ("performance.md", "forebay bench transfer --json transfer.json --picture transfer.png"),
     ("serving.md", "forebay serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8000"),
     ("tuning.md", "forebay tune --model smollm2 --device auto"),
     ("tuning.md", "from forebay.engine.engine import Engine"),

@@ -33,7 +33,7 @@ _STYLE: dict[Any, Any] = {
 }
 _WIDTH_IN, _PANEL_IN, _HEAD_IN, _ROW_IN = 10.0, 2.9, 0.7, 0.28
 _WIDE = 20.0
-_NOT_ROUNDS = {"textbook_itl_p99"}  # its samples are steps
+_NOT_ROUNDS = {"textbook_itl_p99", "pin_rate"}
 
 ById = Mapping[str, Figure]
 Panel = tuple[float, Callable[[Axes], None]]
@@ -97,18 +97,20 @@ def _panels(by_id: ById, goals: Mapping[str, Goal]) -> Iterator[Panel]:
 
 
 def _ratios(axis: Axes, figures: Sequence[Figure], goals: Mapping[str, Goal]) -> None:
-    """Each figure as a bar, its rounds as dots, its goal as a tick."""
+    """Each figure's rounds as dots, their value as a bar, its goal as a tick."""
     for row, figure in enumerate(figures):
         goal = goals[figure.id]
         colour = _GOOD if goal.met_by(figure.value) else _BAD
-        axis.barh(row, figure.value, height=0.6, color=colour, alpha=0.35)
-        axis.plot(figure.samples, [row] * len(figure.samples), ".", color=colour, markersize=4)
+        axis.axhline(row, color="#eef1f5", linewidth=6, zorder=0)
+        axis.plot(figure.samples, [row] * len(figure.samples), "o", color=colour, alpha=0.45)
+        axis.plot(figure.value, row, "|", color=colour, markersize=15, markeredgewidth=2.5)
         for bound in (goal.at_least, goal.at_most):
             if bound is not None:
                 axis.plot([bound, bound], [row - 0.42, row + 0.42], color="#222b38", linewidth=1.5)
     axis.set_yticks(range(len(figures)), [figure.id for figure in figures])
     axis.invert_yaxis()
-    axis.set_xlabel("ratio (a dot is a round, the black tick the goal)", color=_FAINT)
+    axis.margins(x=0.1)
+    axis.set_xlabel("ratio: a dot is a round, the black tick the goal", color=_FAINT)
 
 
 def _tails(samples: Mapping[str, Sequence[float]], label: str) -> Panel:
@@ -149,19 +151,22 @@ def _rivals(by_id: ById) -> list[tuple[str, str, float, float, float]]:
 
 def _draw_rivals(axis: Axes, rivals: Sequence[tuple[str, str, float, float, float]]) -> None:
     """One layout: rate to the right, foreign waits up, decode's cost in words."""
-    for (layout, name, rate, wait_us, decode_ms), colour in zip(rivals, _COLOURS, strict=False):
+    fastest = max(rate for _, _, rate, *_ in rivals)
+    for number, (layout, name, rate, wait_us, decode_ms) in enumerate(rivals):
+        colour = _COLOURS[number % len(_COLOURS)]
         axis.plot(rate, wait_us, "o", color=colour, markersize=9)
         axis.annotate(
             f"{name}\n{decode_ms:.2g} ms of decode per GB",
             (rate, wait_us),
-            xytext=(-8, 6),
+            xytext=(-9, -7 if number % 2 else 7),
             textcoords="offset points",
             ha="right",
+            va="top" if number % 2 else "bottom",
             size=7.5,
         )
         axis.set_xlabel(f"fragments of {layout}: GB/s", color=_FAINT)
     axis.set_yscale("log")
-    axis.set_xlim(left=0)
+    axis.set_xlim(0, 1.06 * fastest)
     axis.margins(y=0.35)
     axis.set_ylabel("foreign copy, p99, us", color=_FAINT)
 

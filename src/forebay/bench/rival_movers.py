@@ -46,7 +46,7 @@ def loaders(link: Link, fragment_bytes: int, load_bytes: int) -> Iterator[Mappin
     """Each way by its name, ours first; the gather kernel only where Triton is installed."""
     blocks = load_bytes // _BLOCK_BYTES
     with link.carrier(_BLOCK_BYTES, fragment_bytes) as carrier:
-        jobs = [_Job(link, carrier, fragment_bytes, blocks) for _ in range(_PREPARED)]
+        jobs = [Job(link, carrier, fragment_bytes, blocks) for _ in range(_PREPARED)]
         ways: dict[str, Loader] = {
             "forebay": _Ours(carrier, blocks),
             "copy_loop": _CopyLoop(link, jobs),
@@ -57,7 +57,7 @@ def loaders(link: Link, fragment_bytes: int, load_bytes: int) -> Iterator[Mappin
         yield ways
 
 
-class _Job:
+class Job:
     """Where the fragments of one load lie and go: offsets in the pools, and addresses."""
 
     def __init__(self, link: Link, carrier: Carrier, fragment_bytes: int, blocks: int) -> None:
@@ -70,8 +70,9 @@ class _Job:
         self.writes = layer * (carrier.slots * fragment_bytes)
         self.writes += np.tile(load.destinations.astype(np.int64), parts) * fragment_bytes
         self.fragment_bytes = fragment_bytes
-        self.sources: Addresses = self.reads + link.host.address
-        self.destinations: Addresses = self.writes + int(link.device.data_ptr())
+        device, host = link.pools(_BLOCK_BYTES)
+        self.sources: Addresses = self.reads + host.base_address
+        self.destinations: Addresses = self.writes + device.base_address
 
 
 class _Ours:
@@ -87,14 +88,14 @@ class _Ours:
 class _CopyLoop:
     about = "PyTorch copy_, non-blocking, one fragment at a time, layer after layer"
 
-    def __init__(self, link: Link, jobs: list[_Job]) -> None:
+    def __init__(self, link: Link, jobs: list[Job]) -> None:
         host = torch.from_numpy(link.host.bytes)
         self._stream = torch.cuda.Stream()
         self._jobs = cycle([list(self._pairs(host, link.device, job)) for job in jobs])
 
     @staticmethod
     def _pairs(
-        host: torch.Tensor, device: torch.Tensor, job: _Job
+        host: torch.Tensor, device: torch.Tensor, job: Job
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         size = job.fragment_bytes
         for read, write in zip(job.reads.tolist(), job.writes.tolist(), strict=True):
@@ -125,7 +126,7 @@ class _Attributes(ctypes.Structure):
 class _FifoBatch:
     about = "everything in one cuMemcpyBatchAsync on one stream"
 
-    def __init__(self, jobs: list[_Job]) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self._call, self._version = _batch_call()
         self._stream = torch.cuda.Stream()
         self._jobs = cycle(jobs)
@@ -179,7 +180,7 @@ def _batch_call() -> tuple[Any, int]:
 class _GatherKernel:
     about = f"a Triton kernel of {GATHER_BLOCKS} thread blocks that reads pinned memory"
 
-    def __init__(self, jobs: list[_Job]) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         from forebay.bench.gather import gather  # noqa: PLC0415
 
         self._gather = gather
