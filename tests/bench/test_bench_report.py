@@ -65,7 +65,8 @@ def test_an_id_may_not_come_twice():
 
 def test_results_that_are_kept_can_be_read():
     results = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-    files = sorted(results.rglob("*.json"))
+    # A calibration has a form and a reader of its own.
+    files = [file for file in sorted(results.rglob("*.json")) if file.name != "calibration.json"]
     assert files
     for file in files:
         assert read(file), file
