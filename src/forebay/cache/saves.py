@@ -75,6 +75,10 @@ class Saves:
             if self._store.withheld(path).any():
                 self._store.offer(path)
                 blocks = path
+        self.again(blocks)
+
+    def again(self, blocks: Ids) -> None:
+        """Save `blocks`, whose last save was cancelled, when the link has time."""
         if self._enabled and self._through and len(blocks):
             self._pending.append((blocks.copy(), self._store.serials(blocks)))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.core.arrays import Ids, Steps
+from forebay.core.arrays import EMPTY_IDS, Ids, Steps
 from forebay.core.device import OwnDevicePool
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.directory import Directory, Match, Session
@@ -170,7 +170,7 @@ class Store:
             self._give_ids(blocks)
             return None
         self.counters.allocated += count
-        self._left_device(evicted)
+        self.left_device(evicted)
         self.device.touch(blocks, LeaseKind.HARD)
         return blocks
 
@@ -189,6 +189,14 @@ class Store:
     def wrote(self, blocks: Ids, step: int) -> None:
         """`step` writes `blocks`: copies out of them, and into their slots, come after it."""
         self.device.wrote(blocks, step)
+
+    def turned_up(self, blocks: Ids) -> None:
+        """Blocks of host memory alone are on the device too, in slots that the pool knows of."""
+        evicted = self.device.allocate(blocks, SlotState.CLEAN, protected=True)
+        self.left_device(EMPTY_IDS if evicted is None else evicted)
+        self.host.hold(blocks)
+        self.host.unhold(blocks, on_device=True)
+        self._note_moved(blocks)
 
     def unpublish(self, block: int) -> None:
         """`block` is lost or was never right: it and all that builds on it are not matched again.
@@ -215,7 +223,7 @@ class Store:
             self.host.unhold(blocks, on_device=False)
             return None
         self.counters.allocated += len(blocks)
-        self._left_device(evicted)
+        self.left_device(evicted)
         self._load_of[blocks] = transfer
         self._copies[transfer] = blocks
         self._note_moved(blocks)
@@ -290,8 +298,11 @@ class Store:
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def _left_device(self, leaf_first: Ids) -> None:
-        """`leaf_first` lost their device slot. Those without a host copy are lost altogether."""
+    def left_device(self, leaf_first: Ids) -> None:
+        """`leaf_first` lost their device slot. Those without a host copy are lost altogether.
+
+        A pool that others allocate from too takes slots away by itself; nobody may lease them then.
+        """
         if not len(leaf_first):
             return
         self.counters.evicted += len(leaf_first)

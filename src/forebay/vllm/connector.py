@@ -1,0 +1,189 @@
+"""`ForebayConnector`: vLLM's connector interface, in front of the two halves.
+
+The only module that builds on vLLM's classes. Loaded by name where `plugin` registered it, or by
+path: `"kv_connector_module_path": "forebay.vllm.connector"`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import vllm  # pyright: ignore[reportMissingImports]
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: ignore[reportMissingImports]
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from forebay.errors import ProtocolError, SettingsError
+from forebay.transfer.messages import Report
+from forebay.vllm.adapter import missing_parts, read_shape, read_step
+from forebay.vllm.messages import Orders
+from forebay.vllm.options import Options
+from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
+from forebay.vllm.scheduler import SchedulerHalf
+from forebay.vllm.worker import WorkerHalf
+
+
+@dataclass
+class ForebayOrders(KVConnectorMetadata):
+    """Orders on their way to the worker."""
+
+    orders: Orders
+
+
+@dataclass
+class ForebayReport(KVConnectorWorkerMetadata):
+    """A report on its way to the scheduler."""
+
+    report: Report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """One worker is all that is supported, and has nobody to be put together with."""
+        raise ProtocolError("reports of several workers cannot be put together")
+
+
+class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
+    """See the package. Raises SettingsError for what is not supported."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        check_start(vllm_config, vllm.__version__)
+        check_cache(kv_cache_config)
+        self._config = vllm_config
+        self._options = Options.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._shape = read_shape(kv_cache_config)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is dropped is a miss, and no reason to drop an answer."""
+        return False
+
+    @property
+    def scheduler_half(self) -> SchedulerHalf:
+        """The half that decides. Raises ProtocolError in a worker."""
+        if self._scheduler is None:
+            raise ProtocolError(f"{self.role} has no half that decides, or no block pool yet")
+        return self._scheduler
+
+    @property
+    def worker_half(self) -> WorkerHalf:
+        """The half that moves. Raises ProtocolError in the scheduler."""
+        if self._worker is None:
+            raise ProtocolError(f"{self.role} has no half that moves, or no KV cache yet")
+        return self._worker
+
+    # -- in the scheduler ------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """vLLM's block pool, before the first request."""
+        config, shape = self._config, self._shape
+        missing = missing_parts(gpu_block_pool)
+        if missing or gpu_block_pool.hash_block_size != shape.block_tokens:
+            raise SettingsError(
+                f"the block pool of vLLM {vllm.__version__} is not as expected (missing: "
+                f"{missing}; blocks are named by {gpu_block_pool.hash_block_size} tokens and have "
+                f"{shape.block_tokens}): this version is not supported"
+            )
+        limits = config.scheduler_config
+        self._scheduler = SchedulerHalf(
+            self._options.settings(
+                block_tokens=shape.block_tokens,
+                block_bytes=shape.block_bytes,
+                device_slots=gpu_block_pool.num_gpu_blocks - 1,
+            ),
+            gpu_block_pool,
+            key_bytes=HASH_BYTES[config.cache_config.prefix_caching_hash_algo],
+            most_running=limits.max_num_seqs,
+            step_tokens=limits.max_num_batched_tokens,
+            by_priority=str(limits.policy) == "priority",
+            kept_free=int(limits.watermark * gpu_block_pool.num_gpu_blocks),
+        )
+
+    def on_new_request(self, request: Any) -> None:
+        """A request was queued."""
+        self.scheduler_half.arrive(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Nothing besides what vLLM finds itself, or ask again at the next step."""
+        again = self.scheduler_half.asked(request, num_computed_tokens)
+        return (None if again else 0), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """The request starts."""
+        self.scheduler_half.admitted(request)
+
+    def build_connector_meta(self, scheduler_output: Any) -> ForebayOrders:
+        """The orders that go with a step."""
+        return ForebayOrders(self.scheduler_half.orders(read_step(scheduler_output)))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """A step's output came."""
+        news = connector_output.kv_connector_worker_meta
+        self.scheduler_half.heard(news.report if isinstance(news, ForebayReport) else None)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        """The request ended; its blocks may be freed."""
+        self.scheduler_half.finish(request)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, None]:
+        """The same."""
+        return self.request_finished(request, block_ids[0])
+
+    def has_pending_push_work(self) -> bool:
+        """Whether vLLM is to go on stepping without requests."""
+        return self.scheduler_half.busy
+
+    def has_pending_block_frees(self) -> bool:
+        """Whether blocks come back soon, so that nothing need be preempted."""
+        return self.scheduler_half.gives_back_soon
+
+    def reset_cache(self) -> bool:
+        """Forget all that was saved: the weights may have changed."""
+        self.scheduler_half.forget_all()
+        return True
+
+    # -- in the worker ---------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """vLLM's KV tensors, by layer."""
+        self._worker = WorkerHalf(self._shape, self._options, kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """A step is about to start: called once for each, with its orders."""
+        self.worker_half.begin(kv_connector_metadata.orders)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Loads were started before the step."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """No step reads what has not landed."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Saves follow the whole step."""
+
+    def wait_for_save(self) -> None:
+        """The step was launched."""
+        self.worker_half.launched()
+
+    def build_connector_worker_meta(self) -> ForebayReport | None:
+        """The end of a step, also of one without work, in which `wait_for_save` is not called."""
+        report = self.worker_half.report()
+        return None if report is None else ForebayReport(report)
+
+    def shutdown(self) -> None:
+        """The process ends."""
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            worker.close()

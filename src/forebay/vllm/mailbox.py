@@ -1,0 +1,133 @@
+"""The mover as the scheduler's process knows it: orders go out with a step, reports come back
+with the output of a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.errors import ProtocolError
+from forebay.transfer.messages import (
+    WINDOW_DTYPE,
+    Direction,
+    Report,
+    Transfer,
+    TransferClass,
+)
+from forebay.transfer.mover import DEFAULT_WAIT_S
+from forebay.vllm.messages import Expedite, Orders
+
+
+class Mailbox:
+    """A `Mover` that collects what it is told until `post`, and reports what `deliver` brought.
+
+    Steps are numbered by whoever posts; the worker launches them. Nothing here blocks.
+    """
+
+    def __init__(self) -> None:
+        self._submit: list[Transfer] = []
+        self._cancel: list[int] = []
+        self._expedite: list[Expedite] = []
+        self._reports: list[Report] = []
+        self._saves: dict[int, NDArray[np.int32]] = {}
+        self._save_of_slot: dict[int, int] = {}
+        self._completed_step = 0
+
+    # -- for the scheduler half ------------------------------------------------------------------
+
+    @property
+    def new_loads(self) -> list[int]:
+        """The loads submitted since the last `post`."""
+        return [each.id for each in self._submit if each.direction is Direction.LOAD]
+
+    def saves_reading(self, slots: Iterable[int]) -> set[int]:
+        """The un-ended saves that read any of these device slots."""
+        saves = self._save_of_slot
+        return {saves[slot] for slot in slots if slot in saves} if saves else set()
+
+    def post(self, step: int, settle: set[int], *, idle: bool) -> Orders:
+        """All that was told since the last time, as the orders for `step`."""
+        unsent = {each.id for each in self._submit}
+        orders = Orders(
+            step=step,
+            # What goes out only now waits in the mover for whoever wrote its slots before.
+            settle=tuple(sorted(settle - unsent)),
+            submit=tuple(self._submit),
+            cancel=tuple(self._cancel),
+            expedite=tuple(self._expedite),
+            idle=idle,
+        )
+        self._submit, self._cancel, self._expedite = [], [], []
+        return orders
+
+    def deliver(self, report: Report) -> None:
+        """The worker's report came."""
+        self._reports.append(report)
+
+    # -- for what submits ------------------------------------------------------------------------
+
+    def submit(self, transfers: Sequence[Transfer]) -> None:
+        """See `Mover.submit`: with the next step's orders."""
+        for each in transfers:
+            self._submit.append(each)
+            if each.direction is Direction.SAVE:
+                self._saves[each.id] = each.sources
+                self._save_of_slot.update(dict.fromkeys(each.sources.tolist(), each.id))
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """See `Mover.cancel`: with the next step's orders."""
+        self._cancel.extend(ids)
+
+    def expedite(
+        self, ids: Sequence[int], transfer_class: TransferClass, deadline_s: float
+    ) -> None:
+        """See `Mover.expedite`: with the next step's orders."""
+        self._expedite.append(Expedite(tuple(ids), transfer_class, deadline_s))
+
+    def poll(self) -> Report:
+        """See `Mover.poll`: what was delivered since the last time."""
+        issued = tuple(id_ for report in self._reports for id_ in report.issued)
+        completions = tuple(each for report in self._reports for each in report.completions)
+        steps = [report.completed_step for report in self._reports]
+        self._completed_step = max([self._completed_step, *steps])
+        self._reports = []
+        for each in completions:
+            for slot in self._saves.pop(each.id, np.empty(0, np.int32)).tolist():
+                if self._save_of_slot.get(slot) == each.id:
+                    del self._save_of_slot[slot]
+        return Report(issued, completions, self._completed_step)
+
+    def wait_news(self, timeout_s: float) -> bool:
+        """See `Mover.wait_news`; does not wait: news comes with a step."""
+        return bool(self._reports)
+
+    def step_launched(self, step: int, stream: int = 0) -> None:
+        """The worker's to say."""
+        self._not_here()
+
+    def step_abandoned(self, step: int) -> None:
+        """The worker's to say."""
+        self._not_here()
+
+    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = DEFAULT_WAIT_S) -> None:
+        """The worker's to do."""
+        self._not_here()
+
+    def windows(self) -> NDArray[Any]:
+        """See `Mover.windows`: they stay with the worker."""
+        return np.empty(0, dtype=WINDOW_DTYPE)
+
+    @property
+    def windows_dropped(self) -> int:
+        """See `Mover.windows_dropped`."""
+        return 0
+
+    def close(self, timeout_s: float) -> None:
+        """See `Mover.close`: the worker closes the mover that moves."""
+
+    def _not_here(self) -> NoReturn:
+        raise ProtocolError("steps run and transfers are waited for in vLLM's worker, not here")

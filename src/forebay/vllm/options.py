@@ -1,0 +1,110 @@
+"""What `kv_connector_extra_config` may hold, and the settings that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from forebay.bounds import Bound, Real, Whole, settle
+from forebay.config import CACHE_BOUNDS, MIB, CacheSettings, SaveMode
+from forebay.core.modes import Mode, policy_of
+from forebay.errors import SettingsError
+from forebay.machine.sizes import parse_size
+
+# A pool of fewer windows than this would hold back short copies behind long ones.
+_LEAST_WINDOWS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The connector's options. Raises SettingsError for values that cannot work.
+
+    Those that `CacheSettings` has too mean the same here.
+    """
+
+    # Host memory for KV of this engine. No default: it is the machine's owner who knows.
+    host_bytes: int
+    mode: Mode = Mode.LOOK_AHEAD
+    save_mode: SaveMode = SaveMode.WRITE_THROUGH
+    look_ahead_requests: int = 64
+    prefetch_share: float = 0.5
+    reserve_share: float = 0.05
+    min_load_tokens: int = 64
+    min_save_tokens: int = 0
+    window_bytes: int = 8 * MIB
+    # Slows the copies of the CPU to a link's rate, to see what a slow link does; 0 does not.
+    copy_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        settle(self, _BOUNDS)
+        if policy_of(self.mode).stalls_step:
+            raise SettingsError(
+                f"mode {self.mode.value} stalls steps, and steps are vLLM's: use b0, b3 or b4"
+            )
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, object]) -> Options:
+        """The options in vLLM's `kv_connector_extra_config`; sizes may be text ("64GiB")."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(extra) - set(known))
+        if unknown:
+            raise SettingsError(
+                f"kv_connector_extra_config has {', '.join(unknown)}, which Forebay does not "
+                f"know; it knows {', '.join(known)}"
+            )
+        if "host_bytes" not in extra:
+            raise SettingsError(
+                "kv_connector_extra_config needs host_bytes, the host memory for KV, for example "
+                '{"host_bytes": "64GiB"}'
+            )
+        given = {name: _sized(name, value) for name, value in extra.items()}
+        return cls(**given)  # pyright: ignore[reportArgumentType]
+
+    def host_slots(self, block_bytes: int) -> int:
+        """Blocks that fit the host memory. Raises SettingsError if not even one does."""
+        slots = self.host_bytes // block_bytes
+        if slots < 1:
+            raise SettingsError(
+                f"host_bytes is {self.host_bytes}, and one block of this model takes "
+                f"{block_bytes} bytes: give several times the device's KV memory"
+            )
+        return slots
+
+    def window(self, block_bytes: int) -> int:
+        """Bytes of one window: as set, or less where the host memory is small."""
+        most = self.host_slots(block_bytes) * block_bytes // _LEAST_WINDOWS
+        return max(block_bytes, min(self.window_bytes, most))
+
+    def settings(self, *, block_tokens: int, block_bytes: int, device_slots: int) -> CacheSettings:
+        """The settings of a cache over `device_slots` blocks of vLLM's pool."""
+        return CacheSettings(
+            block_tokens=block_tokens,
+            block_bytes=block_bytes,
+            device_slots=device_slots,
+            host_slots=self.host_slots(block_bytes),
+            mode=self.mode,
+            save_mode=self.save_mode,
+            window_bytes=self.window(block_bytes),
+            look_ahead_requests=self.look_ahead_requests,
+            prefetch_share=self.prefetch_share,
+            reserve_share=self.reserve_share,
+            min_load_tokens=self.min_load_tokens,
+            min_save_tokens=self.min_save_tokens,
+            # A request is matched by vLLM itself, which finds what has landed.
+            waits_on_host=True,
+        )
+
+
+_SIZES = ("host_bytes", "window_bytes")
+_SHARED = [field.name for field in fields(Options) if field.name in CACHE_BOUNDS]
+_BOUNDS: dict[str, Bound] = {
+    **{name: CACHE_BOUNDS[name] for name in _SHARED},
+    "host_bytes": Whole(1),
+    "copy_bytes_per_s": Real(0.0, 1e18, note="0 does not slow copies"),
+}
+
+
+def _sized(name: str, value: object) -> object:
+    if name not in _SIZES or not isinstance(value, str):
+        return value
+    return parse_size(value)

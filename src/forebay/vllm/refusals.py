@@ -1,0 +1,85 @@
+"""What does not work together with this connector, said when vLLM starts and not by wrong tokens.
+
+Each line is something that nobody has made to work and tested here. It goes when somebody has.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any
+
+from forebay.errors import SettingsError
+from forebay.vllm.adapter import GROUP, TRIED, version_of
+
+_logger = logging.getLogger("forebay.vllm")
+
+HASH_BYTES = {"sha256": 32, "sha256_cbor": 32, "xxhash": 16, "xxhash_cbor": 16}
+"""Width of a block's hash, by the name of vLLM's algorithm."""
+
+_PLAIN_KV = ("auto", "float32", "float16", "half", "bfloat16")
+
+
+def check_start(config: Any, version: str) -> None:
+    """Raises SettingsError with the reason if `config` asks for something that is not supported."""
+    reasons = [reason for wrong, reason in _configured(config) if wrong]
+    if any(frame.filename.endswith("multi_connector.py") for frame in traceback.extract_stack()):
+        reasons.append("MultiConnector: the connectors would answer for each other's requests")
+    if reasons:
+        raise SettingsError("ForebayConnector does not work with " + "; nor with ".join(reasons))
+    _note_version(version)
+
+
+def check_cache(kv_cache_config: Any) -> None:
+    """Raises SettingsError with the reason if the KV cache is of a kind that is not supported."""
+    reasons = [reason for wrong, reason in _cached(kv_cache_config) if wrong]
+    if reasons:
+        raise SettingsError("ForebayConnector does not work with " + "; nor with ".join(reasons))
+
+
+def _configured(config: Any) -> list[tuple[bool, str]]:
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    return [
+        (not cache.enable_prefix_caching, "prefix caching off, by which vLLM finds what is loaded"),
+        (cache.prefix_caching_hash_algo not in HASH_BYTES, "this prefix_caching_hash_algo"),
+        (cache.cache_dtype not in _PLAIN_KV, f"a KV cache of {cache.cache_dtype} (scales inside)"),
+        (config.speculative_config is not None, "speculative decoding (draft layers' KV)"),
+        (config.lora_config is not None, "LoRA"),
+        (model.is_multimodal_model, "multimodal models"),
+        (model.is_encoder_decoder, "encoder-decoder models"),
+        (model.runner_type != "generate", f"the runner {model.runner_type!r}"),
+        (model.enable_prompt_embeds, "prompt embeddings"),
+        (model.enable_sleep_mode, "sleep mode (KV memory is given back and mapped anew)"),
+        (parallel.world_size > 1, "tensor or pipeline parallelism"),
+        (parallel.data_parallel_size > 1, "data parallelism"),
+        (config.ec_transfer_config is not None, "an encoder-cache connector"),
+        (
+            config.device_config.device_type != "cpu",
+            f"devices of {config.device_config.device_type}",
+        ),
+    ]
+
+
+def _cached(kv_cache_config: Any) -> list[tuple[bool, str]]:
+    groups = kv_cache_config.kv_cache_groups
+    spec = groups[GROUP].kv_cache_spec
+    kind = type(spec).__name__
+    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    return [
+        (len(groups) != 1, f"{len(groups)} KV-cache groups (sliding windows, states)"),
+        (kind != "FullAttentionSpec", f"KV caches of the kind {kind}"),
+        (bool(window), "attention over a window"),
+        (bool(getattr(spec, "non_causal", False)), "attention that is not causal"),
+        (
+            bool(getattr(kv_cache_config, "needs_kv_cache_zeroing", False)),
+            "KV caches that vLLM zeroes",
+        ),
+    ]
+
+
+def _note_version(version: str) -> None:
+    if version_of(version) not in TRIED:
+        known = ", ".join(f"{major}.{minor}" for major, minor in TRIED)
+        _logger.warning(
+            "vLLM %s was not tried with this version of Forebay; tried were %s", version, known
+        )

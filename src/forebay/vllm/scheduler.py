@@ -1,0 +1,405 @@
+"""The half in vLLM's scheduler: the same core as everywhere, over vLLM's queue and block pool.
+
+vLLM matches, admits and preempts by itself. This brings what its waiting requests lack into its
+block pool before their turn, so that vLLM finds it in its own prefix cache. When vLLM asks about a
+request whose loads have not landed it is told to ask again at its next step, and goes on with
+others. There is no second way for a hit to come in: what is late, refused or failed is computed.
+
+Nothing takes a block of vLLM's pool while vLLM schedules: it may have looked up blocks that it does
+not hold yet. Loads start when the step is complete (`orders`), and go out with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from forebay.cache.account import Account, CacheStats
+from forebay.cache.ahead import LookAhead
+from forebay.cache.loads import Loads
+from forebay.cache.saves import Saves
+from forebay.config import CacheSettings
+from forebay.core.arrays import Ids
+from forebay.core.device_pool import LeaseKind
+from forebay.core.flights import Flights
+from forebay.core.ledger import MissReason, PrefetchLedger, Source
+from forebay.core.modes import ModeSwitch
+from forebay.core.planner import Running
+from forebay.core.rates import Average, Rates
+from forebay.core.requests import NotYet, Request, Waiting
+from forebay.core.store import Store
+from forebay.core.waiting import WaitingLine
+from forebay.errors import ProtocolError
+from forebay.transfer.messages import Completion, Outcome, Report
+from forebay.vllm.adapter import BlockPool, Step, VllmRequest, hash_of
+from forebay.vllm.mailbox import Mailbox
+from forebay.vllm.messages import Orders
+from forebay.vllm.pool import VllmDevicePool
+from forebay.vllm.records import Record, Turn, Wishes
+
+# More batches than any pipeline of vLLM's has; outputs that never come do not pile up.
+_MOST_UNDER_WAY = 64
+
+
+class SchedulerHalf:
+    """Decides over `pool`. One thread calls it, in the order of vLLM's scheduler.
+
+    `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
+    watermark in blocks, `key_bytes` the width of its block hashes. `clock` is that of the worker.
+    """
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        pool: BlockPool,
+        *,
+        key_bytes: int,
+        most_running: int,
+        step_tokens: int,
+        by_priority: bool = False,
+        kept_free: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self._pool = pool
+        self._clock = clock
+        self._by_priority = by_priority
+        self._most_running = most_running
+        self._next_step_blocks = -(-step_tokens // settings.block_tokens) + most_running
+        self._device = VllmDevicePool(
+            pool,
+            2 * settings.device_slots + settings.host_slots,
+            block_tokens=settings.block_tokens,
+            kept_free=kept_free,
+        )
+        self._store = store = Store(
+            key_bytes, settings.device_slots, settings.host_slots, self._device
+        )
+        self._mail = mail = Mailbox()
+        self.rates = rates = Rates(Average(settings.link_bytes_per_s))
+        self._switch = switch = ModeSwitch(settings.mode)
+        self._line = line = WaitingLine(store, settings.block_tokens)
+        self._flights = flights = Flights(1)
+        self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
+        self._loads = Loads(settings, switch, store, line, flights, ledger, rates, mail)
+        self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
+        self._saves = Saves(settings, switch, store, flights, rates, mail)
+        self._account = Account()
+        self._records: dict[str, Record] = {}
+        self._by_id: dict[int, Record] = {}
+        self._asked: dict[int, Record] = {}
+        self._last_id = 0
+        self._resets = 0
+        # Steps whose output has not come: prefill tokens, decode tokens, when they were scheduled.
+        self._under_way: deque[tuple[int, int, float]] = deque(maxlen=_MOST_UNDER_WAY)
+        self._heard_s = 0.0
+        self._moved_s = 0.0
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def arrive(self, request: VllmRequest) -> None:
+        """vLLM queued a request."""
+        self._last_id += 1
+        arrival_s = request.arrival_time if self._by_priority else self._clock()
+        record = Record(self._last_id, request, arrival_s, Wishes.of(request))
+        self._records[request.request_id] = self._by_id[record.id] = record
+        self._wait(record)
+
+    def asked(self, request: VllmRequest, local_tokens: int) -> bool:
+        """vLLM could start `request` with `local_tokens` that it found itself. Takes no block.
+
+        Returns whether it should ask again at its next step.
+        """
+        record = self._records.get(request.request_id)
+        entry = None if record is None else self._line.get(record.id)
+        if record is None or entry is None:
+            return False
+        self._catch_up()
+        record.local_tokens = local_tokens
+        if record.turn is Turn.NOT_ASKED:
+            self._line.refresh(entry)
+            record.turn = Turn.WAITS if self._lacks(entry, local_tokens) else Turn.READY
+        if record.turn is not Turn.READY:
+            self._asked[record.id] = record
+        return record.turn is Turn.WAITS
+
+    def admitted(self, request: VllmRequest) -> None:
+        """vLLM starts `request` with what it found when it last asked."""
+        record = self._records.get(request.request_id)
+        entry = None if record is None else self._line.get(record.id)
+        if record is None or entry is None:
+            return
+        self._asked.pop(record.id, None)
+        found = record.local_tokens // self.settings.block_tokens
+        read = entry.blocks[: min(found, entry.covered)]
+        now_s = self._clock()
+        self._ledger.read(read, now_s if entry.turn_s is None else entry.turn_s)
+        self._note_sources(entry, found)
+        self._leave_line(entry)
+
+    def finish(self, request: VllmRequest) -> None:
+        """The request ended, whatever its state; its blocks are vLLM's still."""
+        record = self._records.pop(request.request_id, None)
+        if record is None:
+            return
+        del self._by_id[record.id]
+        self._asked.pop(record.id, None)
+        entry = self._line.get(record.id)
+        if entry is not None:
+            self._leave_line(entry)
+        if record.running:
+            self._catch_up()
+            self._name(record, request.num_computed_tokens)
+            self.rates.answered(request.num_output_tokens)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def orders(self, step: Step) -> Orders:
+        """vLLM scheduled `step`: what the worker does around it."""
+        number = self._store.newest_step + 1
+        self._store.newest_step = number
+        now_s = self._clock()
+        self._catch_up()
+        handed_out = self._device.take_handed_out()
+        self._follow(step)
+        decode = sum(part.tokens == 1 for part in step.scheduled)
+        self._under_way.append((step.tokens - decode, decode, now_s))
+        self._take_turns(now_s)
+        self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
+        running = [self._progress(record) for record in self._records.values() if record.running]
+        if len(self._line):
+            free_run_slots = max(0, self._most_running - len(running))
+            self._ahead.plan(now_s, running, free_run_slots, 0)
+        self._name_loads(now_s)
+        self._saves.flush(now_s)
+        self._device.guard(self._next_step_blocks)
+        self._device.load_stamp = number
+        settle = self._mail.saves_reading(handed_out)
+        return self._mail.post(number, settle, idle=not step.tokens)
+
+    def heard(self, report: Report | None) -> None:
+        """A step's output came, with the worker's report, if it has something to say."""
+        now_s = self._clock()
+        self._note_step(now_s)
+        if report is None:
+            return
+        self._catch_up()
+        self._mail.deliver(report)
+        news = self._mail.poll()
+        for transfer in news.issued:
+            self._loads.issued(transfer, now_s)
+        for completion in news.completions:
+            self._ended(completion, now_s)
+        self._catch_up()
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are under way, or to be: vLLM must go on stepping."""
+        return len(self._flights) > 0 or self._saves.pending
+
+    @property
+    def gives_back_soon(self) -> bool:
+        """Whether loads hold blocks that vLLM's pool has back soon."""
+        if not self._flights.load_blocks or self._loads.link.stopped:
+            return False
+        return self._clock() - self._moved_s < self._loads.longest_s
+
+    def forget_all(self) -> None:
+        """What was saved so far is not to be found any more: the weights may be others."""
+        self._resets += 1
+        self._device.disown_loads()
+        self._asked.clear()
+        for entry in list(self._line):
+            record = self._by_id[entry.request.id]
+            self._leave_line(entry)
+            self._wait(record)
+            record.turn = Turn.NOT_ASKED
+        for record in self._records.values():
+            record.named, record.session = 0, None
+
+    def stats(self) -> CacheStats:
+        """Counters since the start."""
+        return self._account.stats(self._ledger, self._store.counters)
+
+    # -- inside: the queue -----------------------------------------------------------------------
+
+    def _wait(self, record: Record) -> None:
+        request = record.request
+        hashes = request.block_hashes
+        if len(hashes) != request.num_tokens // self.settings.block_tokens:
+            return  # not one hash for each block: nothing of it can be named
+        self._line.add(
+            Request(
+                id=record.id,
+                namespace=self._namespace,
+                keys=b"".join(hashes),
+                tokens=request.num_tokens,
+                max_answer_tokens=request.max_tokens,
+                arrival_s=record.arrival_s,
+                priority=request.priority if self._by_priority else 0,
+                no_cache=record.wishes.no_cache,
+                no_save=record.wishes.no_save,
+            )
+        )
+
+    @property
+    def _namespace(self) -> bytes:
+        # vLLM's hashes tell models, adapters and salts apart.
+        return b"vllm%d" % self._resets
+
+    def _leave_line(self, entry: Waiting) -> None:
+        self._loads.give_back(entry)
+        self._line.remove(entry)
+
+    def _lacks(self, entry: Waiting, local_tokens: int) -> bool:
+        """Whether something that vLLM did not find is on its way, or worth a load."""
+        if local_tokens >= len(entry.blocks) * self.settings.block_tokens:
+            return False
+        flying = self._flights.flying(entry.waits)
+        return bool(flying) or self._loads.worth(entry, self._clock()) > 0
+
+    def _take_turns(self, now_s: float) -> None:
+        """For each request that vLLM asked about: start what it lacks, or see how far it is."""
+        for record in list(self._asked.values()):
+            entry = self._line[record.id]
+            first = next(iter(self._line)) is entry
+            why = self._loads.turn(entry, now_s, first=first)
+            if why is None:
+                record.turn = Turn.READY
+                del self._asked[record.id]
+            else:
+                record.turn = Turn.NO_ROOM if why is NotYet.FULL else Turn.WAITS
+
+    def _progress(self, record: Record) -> Running:
+        request = record.request
+        left = max(0, request.num_tokens - request.num_computed_tokens)
+        answer = max(0, request.max_tokens - request.num_output_tokens)
+        return Running(left if left > 1 else 0, answer)
+
+    # -- inside: blocks --------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        """Take note of what vLLM's pool took away."""
+        lost = self._device.catch_up()
+        if not len(lost):
+            return
+        if self._device.leases(lost).any():
+            for entry in self._line:
+                here = self._store.resident(entry.blocks[: entry.covered])
+                if not here.all():
+                    self._line.uncover(entry, int(np.argmin(here)))
+        self._store.left_device(lost)
+
+    def _follow(self, step: Step) -> None:
+        """Take note of who runs and waits now, and of the blocks that `step` fills."""
+        for name in step.preempted:
+            record = self._records.get(name)
+            if record is not None and record.running:
+                record.waits_again()
+                self._wait(record)
+        for part in step.scheduled:
+            record = self._records.get(part.request)
+            if record is not None:
+                record.scheduled(part)
+                self._name(record, part.start + part.tokens)
+
+    def _name(self, record: Record, tokens: int) -> None:
+        """The first `tokens` of a request are computed, or are by the newest step: its full blocks
+        go to the directory, and are saved.
+        """
+        request, hashes = record.request, record.request.block_hashes
+        whole = min(tokens // self.settings.block_tokens, len(hashes), len(record.table))
+        if whole <= record.named or record.wishes.no_save or not self._switch.policy.host_tier:
+            return
+        # vLLM names a block when it knows all its tokens, at times a step after it was filled.
+        blocks = self._pool.blocks
+        while whole > record.named and (
+            hash_of(blocks[record.table[whole - 1]]) != hashes[whole - 1]
+        ):
+            whole -= 1
+        keys = b"".join(hashes[:whole])
+        match = self._store.match(self._namespace, keys, record.session)
+        found, record.session = match.ids, match.session
+        self._turn_up(record, found)
+        if len(found) < whole:
+            self._add(record, keys, found, whole)
+        record.named = whole
+
+    def _turn_up(self, record: Record, found: Ids) -> None:
+        """Of blocks that only host memory had, `record` computed some again."""
+        places = np.arange(min(record.named, len(found)), len(found))
+        places = places[~self._store.resident(found[places])]
+        if len(places):
+            table, hashes = np.array(record.table, np.int32), record.request.block_hashes
+            self._device.offer(table[places], [hashes[place] for place in places.tolist()])
+            self._store.turned_up(found[places])
+            self._store.wrote(found[places], self._store.newest_step)
+
+    def _add(self, record: Record, keys: bytes, found: Ids, whole: int) -> None:
+        """Blocks `len(found)` up to `whole` of its table are new."""
+        store, first = self._store, len(found)
+        slots = np.array(record.table[first:whole], np.int32)
+        self._device.offer(slots, record.request.block_hashes[first:whole])
+        blocks = store.compute(whole - first, protected=False)
+        if blocks is None:
+            raise ProtocolError("vLLM's own blocks found no place in the books")
+        store.wrote(blocks, store.newest_step)
+        store.publish(self._namespace, keys, first, blocks, record.session)
+        store.release(blocks, LeaseKind.HARD)
+        self._saves.computed(blocks, np.concatenate([found, blocks]))
+        self._line.published(self._namespace, int(found[-1]) if first else -1)
+
+    def _name_loads(self, now_s: float) -> None:
+        """vLLM finds what loads bring by the hashes of a request that they are for."""
+        if self._mail.new_loads:
+            self._moved_s = now_s
+        for transfer in self._mail.new_loads:
+            flight = self._flights.get(transfer)
+            if flight is not None and flight.dependents:
+                record = self._by_id[min(flight.dependents)]
+                self._device.loads_for(record.request, flight.blocks)
+
+    def _ended(self, completion: Completion, now_s: float) -> None:
+        flight = self._flights.get(completion.id)
+        if flight is None:
+            raise ProtocolError(f"transfer {completion.id} ended twice")
+        if flight.is_load:
+            self._moved_s = now_s
+            self._loads.ended(completion, self._account.loaded(completion), now_s)
+            return
+        self._saves.ended(completion, now_s)
+        self._account.saved(completion)
+        if completion.outcome is Outcome.CANCELLED:
+            self._saves.again(flight.blocks[completion.blocks_done :])
+
+    # -- inside: the books -----------------------------------------------------------------------
+
+    def _note_sources(self, entry: Waiting, found: int) -> None:
+        """Where the blocks of an admitted request came from, and why others did not."""
+        asked = entry.request.tokens // self.settings.block_tokens
+        loaded = int(np.count_nonzero(entry.origins[:found]))
+        sources, misses = self._account.sources, self._account.misses
+        sources[Source.HOST] += loaded
+        sources[Source.DEVICE] += found - loaded
+        sources[Source.RECOMPUTED] += asked - found
+        if entry.request.no_cache or not self._switch.policy.host_tier:
+            misses[MissReason.DISABLED] += asked - found
+            return
+        known = max(0, len(entry.blocks) - found)
+        reason = entry.limit_reason
+        if entry.limit is None and known:
+            reason = MissReason.STOPPED if self._loads.link.stopped else MissReason.SHORT
+        misses[reason] += known
+        misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
+        misses[MissReason.LAST] += asked - max(found, entry.usable)
+
+    def _note_step(self, now_s: float) -> None:
+        """How long the step took whose output came."""
+        if not self._under_way:
+            return
+        prefill, decode, began_s = self._under_way.popleft()
+        self.rates.stepped(prefill, decode, now_s - max(began_s, self._heard_s))
+        self._heard_s = now_s

@@ -1,0 +1,166 @@
+"""The half in vLLM's worker: the native mover over vLLM's KV tensors.
+
+It carries out orders and decides nothing. Each step: what must not read its slots any more is ended
+before it starts (`begin`), what may move beside it is submitted, and once it is launched
+(`launched`) what waits for it goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from forebay.errors import SettingsError
+from forebay.transfer.arena import HostArena
+from forebay.transfer.messages import Completion, Outcome, Report
+from forebay.transfer.native import NativeMover
+from forebay.transfer.pool import Pool
+from forebay.vllm.adapter import KVShape
+from forebay.vllm.messages import Orders
+from forebay.vllm.options import Options
+
+_SETTLE_S = 30.0
+"""Bound of the wait for a save that was cancelled: two windows of the slowest link."""
+_IDLE_S = 0.001
+"""How long a step without work waits for news, so that vLLM does not spin through such steps."""
+_CLOSE_S = 10.0
+
+
+class WorkerHalf:
+    """Moves between vLLM's `caches`, by layer, and host memory of its own.
+
+    Raises SettingsError for tensors in which a block's bytes cannot be told.
+    """
+
+    def __init__(self, shape: KVShape, options: Options, caches: Mapping[str, Any]) -> None:
+        device = device_pool(shape, caches)
+        slots = options.host_slots(shape.block_bytes)
+        self._arena = HostArena(slots * shape.block_bytes)
+        self._mover = NativeMover(
+            device,
+            Pool.of([self._arena.blocks(slots, shape.block_bytes)]),
+            window_bytes=options.window(shape.block_bytes),
+            link_bytes_per_s=options.copy_bytes_per_s,
+        )
+        self._caches = caches
+        self._step = 0
+        self._idle = False
+        self._issued: list[int] = []
+        self._completions: list[Completion] = []
+        self._completed_step = 0
+        self._in_flight = 0
+        self._torn: set[int] = set()
+
+    def begin(self, orders: Orders) -> None:
+        """A step is about to start. Waits for saves that read slots which it may write."""
+        self.launched()
+        for step in range(self._step + 1, orders.step):
+            self._mover.step_abandoned(step)
+        self._step, self._launched, self._idle = orders.step, False, orders.idle
+        if orders.settle:
+            self._settle(set(orders.settle))
+        if orders.submit:
+            self._mover.submit(orders.submit)
+            self._in_flight += len(orders.submit)
+        if orders.cancel:
+            self._mover.cancel(orders.cancel)
+        for each in orders.expedite:
+            self._mover.expedite(each.ids, each.transfer_class, each.deadline_s)
+
+    def launched(self) -> None:
+        """The step has run: on a CPU the launch returns when it has."""
+        if not self._launched:
+            self._launched = True
+            self._mover.step_launched(self._step)
+
+    def report(self) -> Report | None:
+        """What is new, if anything is."""
+        self.launched()
+        if self._idle and self._in_flight:
+            self._mover.wait_news(_IDLE_S)
+        self._take()
+        if not self._issued and not self._completions:
+            return None
+        report = Report(tuple(self._issued), tuple(self._completions), self._completed_step)
+        self._issued, self._completions = [], []
+        return report
+
+    def close(self) -> None:
+        """End the mover and give the host memory back."""
+        self._mover.close(_CLOSE_S)
+        self._arena.close()
+
+    _launched = True
+
+    def _take(self) -> None:
+        report = self._mover.poll()
+        self._issued += report.issued
+        self._completed_step = report.completed_step
+        for each in report.completions:
+            self._in_flight -= 1
+            self._completions.append(self._as_told(each))
+
+    def _as_told(self, completion: Completion) -> Completion:
+        """A save that a step may have written under has saved nothing."""
+        if completion.id not in self._torn:
+            return completion
+        self._torn.discard(completion.id)
+        return replace(
+            completion,
+            outcome=Outcome.FAILED,
+            blocks_done=0,
+            error="its source was written before it ended",
+        )
+
+    def _settle(self, saves: set[int]) -> None:
+        """End `saves`, or take care that nothing of them is used."""
+        self._mover.cancel(sorted(saves))
+        until_s = time.monotonic() + _SETTLE_S
+        while True:
+            self._take()
+            saves -= {each.id for each in self._completions}
+            left_s = until_s - time.monotonic()
+            if not saves or left_s <= 0:
+                break
+            self._mover.wait_news(min(left_s, 0.1))
+        self._torn |= saves
+
+
+def device_pool(shape: KVShape, caches: Mapping[str, Any]) -> Pool:
+    """The pool that lies in the tensors of all layers; a tensor that layers share counts once.
+
+    In a layer, blocks are the outermost axis in memory, or K and V are, and blocks the next.
+    """
+    parts: list[Any] = []
+    seen: set[int] = set()
+    for name, tensor in caches.items():
+        if tensor.device.type != "cpu":
+            raise SettingsError(
+                f"the KV cache of {name} lies on {tensor.device}; only vLLM on a CPU is supported"
+            )
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            parts += _parts(name, tensor, shape.blocks)
+    pool = Pool.of(parts)
+    if pool.block_bytes != shape.block_bytes:
+        raise SettingsError(
+            f"vLLM says that a block has {shape.block_bytes} bytes, and its tensors have "
+            f"{pool.block_bytes}: this layout is not supported"
+        )
+    return pool
+
+
+def _parts(name: str, tensor: Any, blocks: int) -> list[Any]:
+    order = sorted(range(tensor.dim()), key=lambda axis: -int(tensor.stride(axis)))
+    laid_out = tensor.permute(order)
+    if laid_out.shape[0] == blocks:
+        return [laid_out]
+    if laid_out.shape[0] == 2 and laid_out.shape[1] == blocks:
+        return [laid_out[0], laid_out[1]]
+    raise SettingsError(
+        f"the KV cache of {name} has shape {tuple(tensor.shape)} and strides "
+        f"{tuple(tensor.stride())}, in which {blocks} blocks are not the outermost axis: this "
+        "layout is not supported"
+    )
