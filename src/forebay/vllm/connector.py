@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import vllm  # pyright: ignore[reportMissingImports]
+from vllm import __version__  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: ignore[reportMissingImports]
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -50,7 +50,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        check_start(vllm_config, vllm.__version__)
+        check_start(vllm_config, __version__)
         check_cache(kv_cache_config)
         self._config = vllm_config
         self._options = Options.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
@@ -85,7 +85,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         missing = missing_parts(gpu_block_pool)
         if missing or gpu_block_pool.hash_block_size != shape.block_tokens:
             raise SettingsError(
-                f"the block pool of vLLM {vllm.__version__} is not as expected (missing: "
+                f"the block pool of vLLM {__version__} is not as expected (missing: "
                 f"{missing}; blocks are named by {gpu_block_pool.hash_block_size} tokens and have "
                 f"{shape.block_tokens}): this version is not supported"
             )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 NAME = "ForebayConnector"
 
 
 def register() -> None:
     """Make `ForebayConnector` known to vLLM, by name; a second call changes nothing."""
-    from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415
-        KVConnectorFactory,  # pyright: ignore[reportMissingImports]
-    )
-
-    if NAME not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(NAME, "forebay.vllm.connector", NAME)
+    # vLLM itself calls this: not before, since importing the factory takes seconds.
+    module = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory")
+    factory: Any = module.KVConnectorFactory
+    if NAME not in factory._registry:
+        factory.register_connector(NAME, "forebay.vllm.connector", NAME)

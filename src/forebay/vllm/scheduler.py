@@ -295,7 +295,8 @@ class SchedulerHalf:
 
     def _follow(self, step: Step) -> None:
         """Take note of who runs and waits now, and of the blocks that `step` fills."""
-        for name in step.preempted:
+        # A reset of vLLM's cache preempts requests that may go on in the very same step.
+        for name in step.preempted.difference(part.request for part in step.scheduled):
             record = self._records.get(name)
             if record is not None and record.running:
                 record.waits_again()
@@ -310,7 +311,7 @@ class SchedulerHalf:
         """The first `tokens` of a request are computed, or are by the newest step: its full blocks
         go to the directory, and are saved.
         """
-        request, hashes = record.request, record.request.block_hashes
+        hashes = record.request.block_hashes
         whole = min(tokens // self.settings.block_tokens, len(hashes), len(record.table))
         if whole <= record.named or record.wishes.no_save or not self._switch.policy.host_tier:
             return

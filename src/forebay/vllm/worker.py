@@ -50,7 +50,7 @@ class WorkerHalf:
         self._issued: list[int] = []
         self._completions: list[Completion] = []
         self._completed_step = 0
-        self._in_flight = 0
+        self._flying: set[int] = set()
         self._torn: set[int] = set()
 
     def begin(self, orders: Orders) -> None:
@@ -60,10 +60,11 @@ class WorkerHalf:
             self._mover.step_abandoned(step)
         self._step, self._launched, self._idle = orders.step, False, orders.idle
         if orders.settle:
-            self._settle(set(orders.settle))
+            # Some ended since, and the scheduler has not heard of it yet.
+            self._settle(self._flying.intersection(orders.settle))
         if orders.submit:
             self._mover.submit(orders.submit)
-            self._in_flight += len(orders.submit)
+            self._flying.update(each.id for each in orders.submit)
         if orders.cancel:
             self._mover.cancel(orders.cancel)
         for each in orders.expedite:
@@ -78,7 +79,7 @@ class WorkerHalf:
     def report(self) -> Report | None:
         """What is new, if anything is."""
         self.launched()
-        if self._idle and self._in_flight:
+        if self._idle and self._flying:
             self._mover.wait_news(_IDLE_S)
         self._take()
         if not self._issued and not self._completions:
@@ -99,7 +100,7 @@ class WorkerHalf:
         self._issued += report.issued
         self._completed_step = report.completed_step
         for each in report.completions:
-            self._in_flight -= 1
+            self._flying.discard(each.id)
             self._completions.append(self._as_told(each))
 
     def _as_told(self, completion: Completion) -> Completion:
@@ -118,14 +119,10 @@ class WorkerHalf:
         """End `saves`, or take care that nothing of them is used."""
         self._mover.cancel(sorted(saves))
         until_s = time.monotonic() + _SETTLE_S
-        while True:
+        while saves & self._flying and time.monotonic() < until_s:
+            self._mover.wait_news(0.1)
             self._take()
-            saves -= {each.id for each in self._completions}
-            left_s = until_s - time.monotonic()
-            if not saves or left_s <= 0:
-                break
-            self._mover.wait_news(min(left_s, 0.1))
-        self._torn |= saves
+        self._torn |= saves & self._flying
 
 
 def device_pool(shape: KVShape, caches: Mapping[str, Any]) -> Pool:

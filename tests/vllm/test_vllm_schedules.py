@@ -1,0 +1,231 @@
+"""Random lives of vLLM's real scheduler and block pool with our half: no token may be wrong."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: `make vllm` does it")
+
+from vllm_toy import (
+    BLOCK_BYTES,
+    ToyEngine,
+    answers,
+    assert_nothing_left,
+    prompt_of,
+    wrong_answers,
+)
+
+from forebay.core.ledger import Source
+from forebay.transfer.messages import Direction
+from forebay.vllm.worker import WorkerHalf
+
+MakeEngine = Callable[..., ToyEngine]
+LANES = (0, 1)
+
+
+@pytest.fixture
+def toy(tiny_llama: Path):
+    """Makes engines, and closes them."""
+    engines: list[ToyEngine] = []
+
+    def make(**options: object) -> ToyEngine:
+        engines.append(ToyEngine(tiny_llama, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_what_left_the_device_comes_back_from_host_memory(toy: MakeEngine):
+    engine = toy()
+    first = engine.ask(prompt_of(1, 200), 8)
+    engine.run()
+    assert first.given == answers(first.prompt, 8)
+    assert engine.scheduler.reset_prefix_cache()
+    second = engine.ask(prompt_of(1, 200), 8)
+    engine.run()
+    assert second.given == first.given
+    assert engine.half.stats().sources[Source.HOST] == 200 // 16
+    assert_nothing_left(engine)
+
+
+def test_a_queued_request_is_prefetched_and_hits_vllms_own_cache(toy: MakeEngine):
+    engine = toy(most_running=1, blocks=60)
+    engine.ask(prompt_of(1, 200), 4)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    engine.ask(prompt_of(2, 100), 60)
+    waiting = engine.ask(prompt_of(1, 200), 4)
+    while not waiting.request.num_computed_tokens:
+        engine.step()
+    # It was looked up only when its turn came, and started at once with all that it could.
+    assert engine.half.stats().prefetch_bytes["used"] == 12 * BLOCK_BYTES
+    engine.run()
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_a_save_ends_before_a_step_writes_what_it_reads(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    if rule == "broken":
+        monkeypatch.setattr(WorkerHalf, "_settle", lambda self, saves: None)
+    engine = toy(blocks=14, window_bytes=BLOCK_BYTES, min_load_tokens=0)
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.SAVE, lane)
+    first = engine.ask(prompt_of(1, 200), 1)
+    while not first.ended:
+        engine.step()
+    # The next one takes the same slots while they are being saved.
+    second = engine.ask(prompt_of(2, 200), 1)
+    release = threading.Timer(0.5, lambda: [engine.mover.release_lane(1, lane) for lane in LANES])
+    release.start()
+    while not second.ended:
+        engine.step()
+    release.join()
+    engine.run()
+    again = engine.ask(prompt_of(1, 200), 4)
+    engine.run()
+    assert engine.half.stats().sources[Source.HOST] > 0
+    assert (again.given == answers(again.prompt, 4)) == (rule == "kept")
+
+
+def test_what_a_failed_load_did_not_bring_is_computed(toy: MakeEngine):
+    engine = toy(window_bytes=BLOCK_BYTES)
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    engine.mover.fail_window(Direction.LOAD, 5)
+    again = engine.ask(prompt_of(1, 200), 8)
+    engine.run()
+    assert again.given == answers(again.prompt, 8)
+    stats = engine.half.stats()
+    assert (stats.failed_loads, stats.sources[Source.HOST]) == (1, 5)
+    assert_nothing_left(engine)
+
+
+def test_many_that_share_a_prefix_wait_for_one_load(toy: MakeEngine):
+    engine = toy(blocks=120, most_running=12)
+    engine.ask(prompt_of(1, 400), 1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    for last in range(10):
+        engine.ask([*prompt_of(1, 400), last], 4)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert engine.half.stats().loaded_bytes == 25 * BLOCK_BYTES
+    assert_nothing_left(engine)
+
+
+def test_a_request_may_leave_the_cache_alone(toy: MakeEngine):
+    engine = toy()
+    engine.ask(prompt_of(1, 200), 1, params={"forebay": {"no_save": True}})
+    engine.run()
+    assert engine.half.stats().saved_bytes == 0
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    engine.ask(prompt_of(1, 200), 1, params={"forebay": {"no_cache": True}})
+    engine.run()
+    assert engine.half.stats().loaded_bytes == 0
+    assert not wrong_answers(engine)
+
+
+def test_a_reset_of_the_connector_forgets_what_was_saved(toy: MakeEngine):
+    engine = toy()
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.half.stats().loaded_bytes == 0
+
+
+def test_what_is_on_its_way_when_the_connector_is_reset_is_not_found(toy: MakeEngine):
+    engine = toy()
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.LOAD, lane)
+    engine.ask(prompt_of(1, 200), 1)
+    engine.step()
+    assert engine.half._flights.load_blocks
+    engine.scheduler.reset_connector_cache()
+    for lane in LANES:
+        engine.mover.release_lane(Direction.LOAD, lane)
+    engine.run()
+    assert engine.half.stats().loaded_bytes
+    assert engine.half.stats().sources[Source.HOST] == 0
+    assert engine.half.stats().sources[Source.DEVICE] == 0
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_lives(toy: MakeEngine, seed: int, lag: int):
+    dice = random.Random(seed)
+    engine = toy(lag=lag, **random_settings(dice))
+    for _ in range(2):
+        engine.mover.fail_window(dice.choice([Direction.LOAD, Direction.SAVE]), dice.randrange(60))
+        live(engine, dice, steps=150)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert sum(asked.ended == "finished" for asked in engine.asked.values()) > 10
+    assert_nothing_left(engine)
+
+
+def random_settings(dice: random.Random) -> dict[str, object]:
+    return {
+        "blocks": dice.choice([24, 30, 50]),
+        "most_running": dice.choice([1, 3, 6]),
+        "step_tokens": dice.choice([32, 64, 200]),
+        "policy": dice.choice(["fcfs", "priority"]),
+        "host_bytes": dice.choice([20, 400, 400]) * BLOCK_BYTES,
+        "copy_bytes_per_s": dice.choice([0.0, 0.0, 2e5, 2e6]),
+        "mode": dice.choice(["b4", "b4", "b4", "b3"]),
+        "min_load_tokens": dice.choice([0, 32]),
+    }
+
+
+def live(engine: ToyEngine, dice: random.Random, steps: int) -> None:
+    """Arrivals, of which many repeat or go on with what was there, aborts and resets."""
+    most = (engine.pool.num_gpu_blocks - 2) * 16
+    for _ in range(steps):
+        if dice.random() < 0.25 and len(list(engine.open())) < 12:
+            engine.ask(
+                next_prompt(engine, dice, most),
+                dice.randrange(1, 30),
+                priority=dice.randrange(3),
+                params=dice.choice([None] * 8 + [{"forebay": {"no_save": True}}]),
+            )
+        if dice.random() < 0.02:
+            opened = list(engine.open())
+            if opened:
+                engine.abort(engine.asked[dice.choice(opened)])
+        if dice.random() < 0.03:
+            # While loads hold blocks, or have lost one, vLLM cannot reset, and says so.
+            held = engine.half._flights.load_blocks or engine.half._device.quarantined
+            preempting = not held and not engine.lag
+            engine.scheduler.reset_prefix_cache(reset_running_requests=preempting)
+        if dice.random() < 0.01:
+            engine.scheduler.reset_connector_cache()
+        engine.step()
+
+
+def next_prompt(engine: ToyEngine, dice: random.Random, most: int) -> list[int]:
+    before = [asked for asked in engine.asked.values() if asked.ended == "finished"]
+    if before and dice.random() < 0.5:
+        earlier = dice.choice(before)
+        more = [dice.randrange(251) for _ in range(dice.randrange(1, 40))]
+        prompt = earlier.prompt + earlier.given + more
+    else:
+        prompt = prompt_of(dice.randrange(4), dice.randrange(1, 300))
+    return prompt[: min(most, 400) - 40] or [1]

@@ -1,0 +1,322 @@
+"""vLLM's real scheduler and block pool, our connector on both sides, and a model that is arithmetic.
+
+The KV of a position is a number made of all tokens up to there, read from the KV of the position
+before. A token comes from all KV that its request reads. So one wrong block changes an answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from forebay.vllm.connector import ForebayConnector
+
+BLOCK_TOKENS = 16
+BLOCK_BYTES = 8 * BLOCK_TOKENS
+VOCAB = 251
+LAYER = "layer"
+_MODULUS = (1 << 31) - 1
+
+
+def answers(prompt: list[int], count: int) -> list[int]:
+    """What the model says to `prompt`, computed without any cache."""
+    tokens = list(prompt)
+    state, total = 1, 0
+    for token in tokens:
+        state = _mix(state, token)
+        total += state
+    given: list[int] = []
+    for _ in range(count):
+        given.append(total % VOCAB)
+        state = _mix(state, given[-1])
+        total += state
+    return given
+
+
+def _mix(state: int, token: int) -> int:
+    return (state * 48271 + token + 1) % _MODULUS
+
+
+@dataclass
+class Asked:
+    """One request and what came of it."""
+
+    request: Any
+    prompt: list[int]
+    most: int
+    tokens: list[int] = field(default_factory=list)
+    table: list[int] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
+    ended: str = ""
+
+
+class ToyEngine:
+    """An engine over `blocks` device blocks. `lag` steps are scheduled before one's output is in.
+
+    `extra` is the connector's configuration.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        blocks: int = 40,
+        lag: int = 0,
+        most_running: int = 4,
+        step_tokens: int = 64,
+        policy: str = "fcfs",
+        **extra: Any,
+    ) -> None:
+        config = EngineArgs(
+            model=str(model),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=512,
+            max_num_seqs=most_running,
+            max_num_batched_tokens=step_tokens,
+            block_size=BLOCK_TOKENS,
+            enable_prefix_caching=True,
+            scheduling_policy=policy,
+            async_scheduling=False,
+            kv_transfer_config={
+                "kv_connector": "ForebayConnector",
+                "kv_connector_module_path": "forebay.vllm.connector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"host_bytes": 400 * BLOCK_BYTES, **extra},
+            },
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = blocks
+        spec = FullAttentionSpec(
+            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        shape = KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[_tensor(blocks)],
+            kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)],
+        )
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        self.scheduler = (AsyncScheduler if lag else Scheduler)(
+            vllm_config=config,
+            kv_cache_config=shape,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_TOKENS,
+        )
+        self.kv = torch.zeros(blocks, BLOCK_TOKENS, dtype=torch.int64)
+        self._content = self.kv.numpy()
+        self.worker = ForebayConnector(config, KVConnectorRole.WORKER, shape)
+        self.worker.register_kv_caches({LAYER: self.kv})
+        _watch_lookups(self.half, self.pool)
+        self.lag = lag
+        self.asked: dict[str, Asked] = {}
+        self._scheduled: deque[Any] = deque()
+        self.steps = 0
+        self.preempted = 0
+
+    @property
+    def half(self) -> Any:
+        """Our half in the scheduler."""
+        return self.scheduler.connector.scheduler_half
+
+    @property
+    def mover(self) -> Any:
+        """The native mover's core, for its hooks."""
+        return self.worker.worker_half._mover.core
+
+    @property
+    def pool(self) -> Any:
+        """vLLM's block pool."""
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def ask(self, prompt: list[int], most: int, **more: Any) -> Asked:
+        """Queue a request for `most` tokens."""
+        name = f"r{len(self.asked)}"
+        params = more.pop("params", None)
+        sampling = SamplingParams(
+            max_tokens=most,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": params} if params else None,
+        )
+        request = Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=sampling,
+            pooling_params=None,
+            block_hasher=self._hasher,
+            **more,
+        )
+        asked = self.asked[name] = Asked(request, prompt, most, tokens=list(prompt))
+        self.scheduler.add_request(request)
+        return asked
+
+    def abort(self, asked: Asked) -> None:
+        """The client of a request is gone."""
+        if not asked.ended:
+            asked.ended = "aborted"
+            self.scheduler.finish_requests(
+                asked.request.request_id, RequestStatus.FINISHED_ABORTED
+            )
+
+    def step(self) -> None:
+        """Schedule one step, run the one that is due, take its output in."""
+        if self.scheduler.has_requests():
+            self.steps += 1
+            self._scheduled.append(self.scheduler.schedule())
+        if len(self._scheduled) > self.lag or (
+            self._scheduled and not self.scheduler.has_requests()
+        ):
+            self._run(self._scheduled.popleft())
+
+    def run(self, most_steps: int = 5000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(most_steps):
+            if not self.scheduler.has_requests() and not self._scheduled:
+                return
+            self.step()
+        raise AssertionError(f"requests are stuck: {[a for a in self.open()]}")
+
+    def open(self) -> Iterator[str]:
+        """Names of requests that have not ended."""
+        return (name for name, asked in self.asked.items() if not asked.ended)
+
+    def close(self) -> None:
+        """Give the host memory back."""
+        self.worker.shutdown()
+        self.scheduler.shutdown()
+
+    def _run(self, output: Any) -> None:
+        worker, meta = self.worker, output.kv_connector_metadata
+        self.preempted += len(output.preempted_req_ids or ())
+        worker.handle_preemptions(meta)
+        worker.bind_connector_metadata(meta)
+        names = list(output.num_scheduled_tokens)
+        sampled = self._compute(output) if names else []
+        if names:
+            worker.wait_for_save()
+        news = KVConnectorOutput(kv_connector_worker_meta=worker.build_connector_worker_meta())
+        worker.clear_connector_metadata()
+        done = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: place for place, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            kv_connector_output=news,
+        )
+        for outputs in self.scheduler.update_from_output(output, done).values():
+            for each in outputs.outputs:
+                asked = self.asked[each.request_id]
+                asked.given += each.new_token_ids
+                if each.finish_reason is not None:
+                    asked.ended = asked.ended or "finished"
+
+    def _compute(self, output: Any) -> list[list[int]]:
+        starts: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            self.asked[new.req_id].table = list(new.block_ids[0])
+            starts[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for name, blocks, start in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            table = [] if name in cached.resumed_req_ids else self.asked[name].table
+            self.asked[name].table = table + list(blocks[0] if blocks else ())
+            starts[name] = start
+        return [
+            self._forward(self.asked[name], starts[name], count)
+            for name, count in output.num_scheduled_tokens.items()
+        ]
+
+    def _forward(self, asked: Asked, start: int, count: int) -> list[int]:
+        places = np.arange(start + count)
+        slots = np.array(asked.table)[places // BLOCK_TOKENS]
+        offsets = places % BLOCK_TOKENS
+        state = int(self._content[slots[start - 1], offsets[start - 1]]) if start else 1
+        for place in range(start, start + count):
+            state = _mix(state, asked.tokens[place])
+            self._content[slots[place], offsets[place]] = state
+        if start + count < len(asked.tokens):
+            return []
+        token = int(self._content[slots, offsets].sum()) % VOCAB
+        asked.tokens.append(token)
+        return [token]
+
+
+def _watch_lookups(half: Any, pool: Any) -> None:
+    """vLLM's scheduler may hold blocks that it has only looked up: nobody may take one then."""
+    asked = half.asked
+
+    def watched(request: Any, local_tokens: int) -> bool:
+        before = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        again = asked(request, local_tokens)
+        after = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        assert before == after, "a look-up changed vLLM's free blocks"
+        return again
+
+    half.asked = watched
+
+
+def _tensor(blocks: int) -> Any:
+    """One allocation for the one layer, as this version of vLLM describes it."""
+    size = blocks * BLOCK_BYTES
+    if "layers" in KVCacheTensor.__dataclass_fields__:
+        return KVCacheTensor(
+            size=size, layers=[LAYER], layer_stride=size, block_stride=BLOCK_BYTES
+        )
+    return KVCacheTensor(size=size, shared_by=[LAYER])
+
+
+def wrong_answers(engine: ToyEngine) -> list[str]:
+    """Requests whose tokens are not what the model says."""
+    return [
+        name
+        for name, asked in engine.asked.items()
+        if asked.given != answers(asked.prompt, asked.most)[: len(asked.given)]
+        or (asked.ended == "finished" and len(asked.given) != asked.most)
+    ]
+
+
+def assert_nothing_left(engine: ToyEngine) -> None:
+    """Every block is free, no lease is held, nothing waits or flies."""
+    half = engine.half
+    lost = half.stats().quarantined_blocks - half._store.host.tier.quarantined
+    assert engine.pool.get_num_free_blocks() == engine.pool.num_gpu_blocks - 1 - lost
+    assert not len(half._line)
+    assert not len(half._flights)
+    assert not half._records
+    assert not half._by_id
+    assert not half._asked
+    assert half._device._leases.held == 0
+    assert half._device.prefetch_leased == 0
+    assert half._device._wanted.held == 0
+    assert (half._device._leased_here, half._device._wanted_here) == (0, 0)
+    half._store.directory.check()
+    host = half._store.host
+    assert host._holds.held == 0
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    """A prompt that is the same for the same `seed`, longer ones beginning like shorter ones."""
+    source = random.Random(seed)
+    return [source.randrange(VOCAB) for _ in range(length)]
