@@ -23,7 +23,7 @@ FRAMEWORKS = (
     "matplotlib",
     "vllm",
 )
-USERS = {"engine", "server", "replay", "integrations", "cli", "demo", "measure", "bench", "tune"}
+USERS = {"engine", "server", "replay", "vllm", "cli", "demo", "measure", "bench", "tune"}
 PICTURE = "timeline_picture.py"
 LONGEST_FILE = 420
 

@@ -197,7 +197,8 @@ def random_settings(dice: random.Random) -> dict[str, object]:
 
 def live(engine: ToyEngine, dice: random.Random, steps: int) -> None:
     """Arrivals, of which many repeat or go on with what was there, aborts and resets."""
-    most = (engine.pool.num_gpu_blocks - 2) * 16
+    # A failed copy takes its block out of use, and here two may fail.
+    most = (engine.pool.num_gpu_blocks - 4) * 16
     for _ in range(steps):
         if dice.random() < 0.25 and len(list(engine.open())) < 12:
             engine.ask(

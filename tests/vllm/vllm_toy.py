@@ -1,4 +1,4 @@
-"""vLLM's real scheduler and block pool, our connector on both sides, and a model that is arithmetic.
+"""vLLM's real scheduler and block pool, both halves of ours, and a model that is arithmetic.
 
 The KV of a position is a number made of all tokens up to there, read from the KV of the position
 before. A token comes from all KV that its request reads. So one wrong block changes an answer.
@@ -176,9 +176,7 @@ class ToyEngine:
         """The client of a request is gone."""
         if not asked.ended:
             asked.ended = "aborted"
-            self.scheduler.finish_requests(
-                asked.request.request_id, RequestStatus.FINISHED_ABORTED
-            )
+            self.scheduler.finish_requests(asked.request.request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> None:
         """Schedule one step, run the one that is due, take its output in."""
@@ -196,7 +194,7 @@ class ToyEngine:
             if not self.scheduler.has_requests() and not self._scheduled:
                 return
             self.step()
-        raise AssertionError(f"requests are stuck: {[a for a in self.open()]}")
+        raise AssertionError(f"requests are stuck: {list(self.open())}")
 
     def open(self) -> Iterator[str]:
         """Names of requests that have not ended."""
@@ -281,9 +279,7 @@ def _tensor(blocks: int) -> Any:
     """One allocation for the one layer, as this version of vLLM describes it."""
     size = blocks * BLOCK_BYTES
     if "layers" in KVCacheTensor.__dataclass_fields__:
-        return KVCacheTensor(
-            size=size, layers=[LAYER], layer_stride=size, block_stride=BLOCK_BYTES
-        )
+        return KVCacheTensor(size=size, layers=[LAYER], layer_stride=size, block_stride=BLOCK_BYTES)
     return KVCacheTensor(size=size, shared_by=[LAYER])
 
 

@@ -4,6 +4,9 @@ The only module that builds on vLLM's classes. Loaded by name where `plugin` reg
 path: `"kv_connector_module_path": "forebay.vllm.connector"`.
 """
 
+# vLLM's classes are of no type that a checker knows where vLLM is not installed.
+# pyright: standard
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -153,7 +153,7 @@ class VllmDevicePool:
 
     def forget(self, blocks: Ids) -> None:
         loading = blocks[self._state[blocks] == SlotState.LOADING]
-        given_back = [self._pool.blocks[slot] for slot in self._slot[loading].tolist()]
+        given_back = self._vllm_blocks(loading)
         self._leave(blocks)
         self._pool.free_blocks(reversed(given_back))
 
@@ -273,7 +273,7 @@ class VllmDevicePool:
 
     def _land(self, blocks: Ids) -> None:
         """Loads brought `blocks` (in the order of their prompt): vLLM may find them from now on."""
-        slots = [self._pool.blocks[slot] for slot in self._slot[blocks].tolist()]
+        slots = self._vllm_blocks(blocks)
         request = self._loaded_for.get(int(blocks[0]))
         places = self._places(request, blocks)
         for block in blocks.tolist():
@@ -300,6 +300,10 @@ class VllmDevicePool:
                 return None
             places.append(place)
         return places
+
+    def _vllm_blocks(self, blocks: Ids) -> list[Block]:
+        slots: list[int] = self._slot.take(blocks).tolist()
+        return [self._pool.blocks[slot] for slot in slots]
 
     def _blocks_in(self, slots: Ids) -> Ids:
         blocks = self._block_in.take(slots)

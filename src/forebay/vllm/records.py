@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, cast
 
 from forebay.core.directory import Session
 from forebay.vllm.adapter import Scheduled, VllmRequest
@@ -31,8 +32,8 @@ class Wishes:
     @classmethod
     def of(cls, request: VllmRequest) -> Wishes:
         """The wishes of `request`; what is not understood is no wish."""
-        given = (request.kv_transfer_params or {}).get("forebay")
-        asked: Mapping[str, object] = given if isinstance(given, Mapping) else {}
+        given: Any = (request.kv_transfer_params or {}).get("forebay")
+        asked: Mapping[str, object] = {} if not isinstance(given, dict) else cast(Any, given)
         return cls(
             no_cache=bool(request.skip_reading_prefix_cache or asked.get("no_cache") is True),
             no_save=asked.get("no_save") is True,

@@ -163,7 +163,7 @@ class SchedulerHalf:
         self._store.newest_step = number
         now_s = self._clock()
         self._catch_up()
-        handed_out = self._device.take_handed_out()
+        settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
         decode = sum(part.tokens == 1 for part in step.scheduled)
         self._under_way.append((step.tokens - decode, decode, now_s))
@@ -177,7 +177,6 @@ class SchedulerHalf:
         self._saves.flush(now_s)
         self._device.guard(self._next_step_blocks)
         self._device.load_stamp = number
-        settle = self._mail.saves_reading(handed_out)
         return self._mail.post(number, settle, idle=not step.tokens)
 
     def heard(self, report: Report | None) -> None:
@@ -335,7 +334,8 @@ class SchedulerHalf:
         places = places[~self._store.resident(found[places])]
         if len(places):
             table, hashes = np.array(record.table, np.int32), record.request.block_hashes
-            self._device.offer(table[places], [hashes[place] for place in places.tolist()])
+            computed: list[int] = places.tolist()
+            self._device.offer(table[places], [hashes[place] for place in computed])
             self._store.turned_up(found[places])
             self._store.wrote(found[places], self._store.newest_step)
 

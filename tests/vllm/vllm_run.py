@@ -1,0 +1,120 @@
+"""A program that runs vLLM's engine in this process, for the tests: what it serves goes to a file.
+
+    python vllm_run.py MODEL PLAN.json RESULT.json
+
+The plan names the connector's configuration (or null), and rounds: each a list of requests with a
+name, a prompt, the tokens to answer, and after how many steps to abort it (or null). Before a round
+the engine may be told to reset its prefix cache, and loads to bring nothing from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+
+from forebay.transfer.messages import Completion, Direction, Outcome
+from forebay.vllm.messages import Orders
+from forebay.vllm.worker import WorkerHalf
+
+_MOST_STEPS = 20_000
+
+
+def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """The tokens of each request, all asked at once; of an aborted one those that came before."""
+    answers: dict[str, list[int]] = {}
+    for asked in requests:
+        sampling = SamplingParams(
+            temperature=0, max_tokens=asked["answer"], ignore_eos=True, detokenize=False
+        )
+        engine.add_request(asked["name"], {"prompt_token_ids": asked["prompt"]}, sampling)
+        answers[asked["name"]] = []
+    aborts = {asked["name"]: asked["abort"] for asked in requests if asked["abort"] is not None}
+    for step in range(_MOST_STEPS):
+        if not engine.has_unfinished_requests():
+            return answers
+        for output in engine.step():
+            answers[output.request_id] = list(output.outputs[0].token_ids)
+        engine.abort_request([name for name, after in aborts.items() if after == step])
+    raise SystemExit(f"requests are stuck after {_MOST_STEPS} steps")
+
+
+def bring_nothing() -> None:
+    """The mutant: loads say that they are done, and have copied nothing."""
+    begin = WorkerHalf.begin
+
+    def mutant(self: WorkerHalf, orders: Orders) -> None:
+        loads = [each for each in orders.submit if each.direction is Direction.LOAD]
+        saves = tuple(each for each in orders.submit if each.direction is Direction.SAVE)
+        begin(
+            self,
+            Orders(orders.step, orders.settle, saves, orders.cancel, orders.expedite, orders.idle),
+        )
+        now_s = time.monotonic()
+        for each in loads:
+            count = len(each.sources)
+            self._issued.append(each.id)
+            self._completions.append(
+                Completion(each.id, Outcome.DONE, count, count, 1, now_s, now_s, "")
+            )
+
+    WorkerHalf.begin = mutant
+
+
+def count_preemptions(scheduler: Any) -> list[str]:
+    """Names of requests that vLLM's scheduler preempts from now on."""
+    names: list[str] = []
+    schedule = scheduler.schedule
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        output = schedule(*arguments, **more)
+        names.extend(output.preempted_req_ids or ())
+        return output
+
+    scheduler.schedule = counted
+    return names
+
+
+def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
+    """Serve all rounds of `plan`."""
+    llm = LLM(
+        model=model,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        seed=0,
+        kv_transfer_config=plan["connector"],
+        **plan["engine"],
+    )
+    core = llm.llm_engine.engine_core.engine_core
+    preempted = count_preemptions(core.scheduler)
+    rounds: list[dict[str, list[int]]] = []
+    for each in plan["rounds"]:
+        if each.get("reset"):
+            assert llm.reset_prefix_cache()
+        if each.get("bring_nothing"):
+            bring_nothing()
+        rounds.append(serve(llm.llm_engine, each["requests"]))
+        while core.scheduler.has_requests():
+            core.step()
+    pool = core.scheduler.kv_cache_manager.block_pool
+    result: dict[str, Any] = {
+        "rounds": rounds,
+        "free": pool.get_num_free_blocks(),
+        "blocks": pool.num_gpu_blocks,
+        "preempted": len(preempted),
+    }
+    if plan["connector"]:
+        stats = core.scheduler.connector.scheduler_half.stats()
+        result["sources"] = {source.value: count for source, count in stats.sources.items()}
+        result["prefetched"] = stats.prefetch_bytes
+    return result
+
+
+if __name__ == "__main__":
+    done = main(sys.argv[1], json.loads(Path(sys.argv[2]).read_text()))
+    Path(sys.argv[3]).write_text(json.dumps(done))
