@@ -35,6 +35,8 @@ NOT_RUN = {
     ("serving.md", "forebay serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8000"),
     ("tuning.md", "forebay tune --model smollm2 --device auto"),
     ("tuning.md", "from forebay.engine.engine import Engine"),
+    ("vllm.md", "make test-vllm"),
+    ("vllm.md", "pip install ."),
 }
 WITH_ITS_OWN_MODEL = "index.md"
 

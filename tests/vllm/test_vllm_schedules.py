@@ -185,6 +185,8 @@ def test_random_lives(toy: MakeEngine, seed: int, lag: int):
 def random_settings(dice: random.Random) -> dict[str, object]:
     return {
         "blocks": dice.choice([24, 30, 50]),
+        # A window that fails takes all its blocks out of use.
+        "window_bytes": BLOCK_BYTES,
         "most_running": dice.choice([1, 3, 6]),
         "step_tokens": dice.choice([32, 64, 200]),
         "policy": dice.choice(["fcfs", "priority"]),

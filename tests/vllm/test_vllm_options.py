@@ -1,0 +1,163 @@
+"""What may be asked of the connector, and what is refused at start. Needs no vLLM."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.core.modes import Mode
+from forebay.errors import SettingsError
+from forebay.vllm.adapter import read_shape, version_of
+from forebay.vllm.options import Options
+from forebay.vllm.refusals import check_cache, check_start
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "vllm.md"
+
+
+def test_sizes_are_text_or_bytes():
+    assert Options.parse({"host_bytes": "2GiB"}).host_bytes == 2 << 30
+    assert Options.parse({"host_bytes": 4096, "mode": "b0"}).mode is Mode.RECOMPUTE
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({}, "needs host_bytes"),
+        ({"host_bytes": "1GiB", "cpu_bytes_to_use": 5}, "cpu_bytes_to_use, which"),
+        ({"host_bytes": "much"}, "is no size"),
+        ({"host_bytes": 0}, "host_bytes is 0"),
+        ({"host_bytes": 1, "mode": "b1"}, "stalls steps"),
+        ({"host_bytes": 1, "mode": "b5"}, "not available"),
+        ({"host_bytes": 1, "prefetch_share": 1.5}, "prefetch_share is 1.5"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(extra: dict[str, Any], said: str):
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        Options.parse(extra)
+
+
+def test_host_memory_for_less_than_a_block_is_refused():
+    with pytest.raises(SettingsError, match="one block of this model takes 4096"):
+        Options.parse({"host_bytes": 4095}).host_slots(4096)
+
+
+def test_a_small_host_pool_has_small_windows():
+    options = Options.parse({"host_bytes": 1 << 20})
+    assert options.window(4096) == 1 << 18
+    assert options.window(1 << 19) == 1 << 19
+
+
+def test_every_option_is_documented_with_its_default():
+    rows = re.findall(r"^\| `(\w+)` \| *`?([^`|]*?)`? *\|", PAGE.read_text(), flags=re.MULTILINE)
+    there = {
+        each.name: "" if each.default is MISSING else str(each.default) for each in fields(Options)
+    }
+    assert {name: default.strip() for name, default in rows} == there
+
+
+def config(**changes: Any) -> Any:
+    """What `check_start` reads of vLLM's configuration, as it is by default on a CPU."""
+    settings: dict[str, Any] = {
+        "model_config.is_multimodal_model": False,
+        "model_config.is_encoder_decoder": False,
+        "model_config.runner_type": "generate",
+        "model_config.enable_prompt_embeds": False,
+        "model_config.enable_sleep_mode": False,
+        "cache_config.enable_prefix_caching": True,
+        "cache_config.prefix_caching_hash_algo": "sha256",
+        "cache_config.cache_dtype": "auto",
+        "parallel_config.world_size": 1,
+        "parallel_config.data_parallel_size": 1,
+        "device_config.device_type": "cpu",
+        "speculative_config": None,
+        "lora_config": None,
+        "ec_transfer_config": None,
+    }
+    made = SimpleNamespace()
+    for name, value in {**settings, **changes}.items():
+        at = made
+        *parents, last = name.split(".")
+        for parent in parents:
+            at.__dict__.setdefault(parent, SimpleNamespace())
+            at = getattr(at, parent)
+        setattr(at, last, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("model_config.is_multimodal_model", True, "multimodal"),
+        ("model_config.is_encoder_decoder", True, "encoder-decoder"),
+        ("model_config.runner_type", "pooling", "pooling"),
+        ("model_config.enable_prompt_embeds", True, "prompt embeddings"),
+        ("model_config.enable_sleep_mode", True, "sleep mode"),
+        ("cache_config.enable_prefix_caching", False, "prefix caching off"),
+        ("cache_config.prefix_caching_hash_algo", "md5", "hash_algo"),
+        ("cache_config.cache_dtype", "fp8", "fp8"),
+        ("parallel_config.world_size", 2, "parallelism"),
+        ("parallel_config.data_parallel_size", 2, "data parallelism"),
+        ("device_config.device_type", "cuda", "cuda"),
+        ("speculative_config", object(), "speculative"),
+        ("lora_config", object(), "LoRA"),
+        ("ec_transfer_config", object(), "encoder-cache"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_the_reason(name: str, value: Any, said: str):
+    check_start(config(), "0.32.0")
+    with pytest.raises(SettingsError, match=said):
+        check_start(config(**{name: value}), "0.32.0")
+
+
+class FullAttentionSpec(SimpleNamespace):
+    """By its name, as vLLM's class of that name."""
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    """The same."""
+
+
+def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), **more: Any) -> Any:
+    return SimpleNamespace(
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs],
+        kv_cache_tensors=[SimpleNamespace(size=size) for size in sizes],
+        num_blocks=4,
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "said"),
+    [
+        (cache(FullAttentionSpec(), FullAttentionSpec()), "2 KV-cache groups"),
+        (cache(SlidingWindowSpec()), "SlidingWindowSpec"),
+        (cache(FullAttentionSpec(sliding_window=64)), "a window"),
+        (cache(FullAttentionSpec(attention_chunk_size=64)), "a window"),
+        (cache(FullAttentionSpec(non_causal=True)), "not causal"),
+        (cache(FullAttentionSpec(), needs_kv_cache_zeroing=True), "zeroes"),
+    ],
+)
+def test_kv_caches_of_other_kinds_are_refused(kv_cache: Any, said: str):
+    check_cache(cache(FullAttentionSpec()))
+    with pytest.raises(SettingsError, match=said):
+        check_cache(kv_cache)
+
+
+@pytest.mark.parametrize("sizes", [(4096,), (2048, 2048)])
+def test_the_shape_is_that_of_all_layers(sizes: tuple[int, ...]):
+    """One tensor for all layers (0.32), or one for each (0.26)."""
+    shape = read_shape(cache(FullAttentionSpec(block_size=16), sizes=sizes))
+    assert (shape.block_tokens, shape.block_bytes, shape.blocks) == (16, 1024, 4)
+
+
+def test_an_unknown_version_is_told_and_works(caplog: pytest.LogCaptureFixture):
+    check_start(config(), "0.32.1+cpu")
+    assert not caplog.messages
+    check_start(config(), "0.99.0")
+    assert "0.99.0 was not tried" in caplog.text
+    assert version_of("dev") is None
