@@ -221,7 +221,7 @@ class SchedulerHalf:
 
     def stats(self) -> CacheStats:
         """Counters since the start."""
-        return self._account.stats(self._ledger, self._store.counters)
+        return self._account.stats(self._ledger, self._store.counters, self._loads.link)
 
     # -- inside: the queue -----------------------------------------------------------------------
 
