@@ -158,7 +158,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     # -- in the worker ---------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """vLLM's KV tensors, by layer."""
+        """vLLM's KV tensors, by layer; new ones replace those before."""
+        self.shutdown()
         self._worker = WorkerHalf(self._shape, self._options, kv_caches)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
