@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: `make vllm` does it")
 
 PROGRAM = Path(__file__).with_name("vllm_run.py")
 # Little room, so that requests are preempted; one running at a time lets others queue.
-CROWDED = {"max_num_seqs": 4, "num_gpu_blocks_override": 38}
+CROWDED = {"max_num_seqs": 4, "num_gpu_blocks_override": 34}
 ONE_BY_ONE = {"max_num_seqs": 1, "num_gpu_blocks_override": 64}
 ENGINE = {"max_model_len": 512, "max_num_batched_tokens": 128, "block_size": 32}
 CONNECTOR = {
@@ -36,7 +37,7 @@ def requests(seed: int, *, aborts: bool) -> list[dict[str, Any]]:
         {
             "name": f"{seed}-{place}",
             "prompt": prompt,
-            "answer": dice.randrange(20, 70),
+            "answer": dice.randrange(50, 120),
             "abort": 12 + place if aborts and place in (2, 5) else None,
         }
         for place, prompt in enumerate(prompts)
@@ -44,11 +45,24 @@ def requests(seed: int, *, aborts: bool) -> list[dict[str, Any]]:
 
 
 def served(
-    model: Path, folder: Path, rounds: list[dict[str, Any]], engine: dict[str, int], connector: Any
+    model: Path,
+    folder: Path,
+    rounds: list[dict[str, Any]],
+    engine: dict[str, int],
+    connector: Any,
+    *,
+    apart: bool = False,
 ) -> dict[str, Any]:
     plan, result = folder / "plan.json", folder / "result.json"
     plan.write_text(
-        json.dumps({"rounds": rounds, "engine": {**ENGINE, **engine}, "connector": connector})
+        json.dumps(
+            {
+                "rounds": rounds,
+                "engine": {**ENGINE, **engine},
+                "connector": connector,
+                "apart": apart,
+            }
+        )
     )
     done = subprocess.run(
         [sys.executable, PROGRAM, model, plan, result],
@@ -108,6 +122,23 @@ def test_queued_requests_find_their_kv_on_the_device(tiny_llama: Path, tmp_path:
     assert list(after.values()) == list(before.values())
     assert ours["prefetched"]["used"] > 0
     assert ours["sources"]["host"] > 30
+
+
+@pytest.mark.timeout(600)
+def test_the_connector_is_found_by_its_name_in_the_engines_own_process(
+    tiny_llama: Path, tmp_path: Path
+):
+    if not any(point.name == "forebay" for point in entry_points(group="vllm.general_plugins")):
+        pytest.skip("Forebay is not installed here: `make vllm` does it")
+    named = {name: value for name, value in CONNECTOR.items() if "module" not in name}
+    asked = requests(3, aborts=False)[:3]
+    rounds = [{"requests": asked}, {"requests": asked, "reset": True}]
+    ours = served(tiny_llama, tmp_path, rounds, ONE_BY_ONE, named, apart=True)
+    first, second = ours["rounds"]
+    assert first == second
+    # After the reset vLLM's own cache had nothing but what was loaded.
+    whole = sum((len(each["prompt"]) - 1) // 32 * 32 for each in asked)
+    assert ours["hits"][1] - ours["hits"][0] == whole
 
 
 def renamed(asked: list[dict[str, Any]], letter: str) -> list[dict[str, Any]]:

@@ -4,12 +4,14 @@
 
 The plan names the connector's configuration (or null), and rounds: each a list of requests with a
 name, a prompt, the tokens to answer, and after how many steps to abort it (or null). Before a round
-the engine may be told to reset its prefix cache, and loads to bring nothing from then on.
+the engine may be told to reset its prefix cache, and loads to bring nothing from then on. With
+"apart" the engine runs in a process of its own, as it does for everybody.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -24,14 +26,38 @@ from forebay.vllm.worker import WorkerHalf
 _MOST_STEPS = 20_000
 
 
+def greedy(count: int) -> SamplingParams:
+    """`count` tokens, each the likeliest."""
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+
+
+def serve_apart(llm: LLM, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The tokens of all requests, from an engine in another process, and its prefix-cache hits."""
+    served: list[dict[str, list[int]]] = []
+    hits: list[int] = []
+    for each in rounds:
+        if each.get("reset"):
+            assert llm.reset_prefix_cache()
+        asked = each["requests"]
+        outputs = llm.generate(
+            [{"prompt_token_ids": one["prompt"]} for one in asked],
+            [greedy(one["answer"]) for one in asked],
+            use_tqdm=False,
+        )
+        said = [list(output.outputs[0].token_ids) for output in outputs]
+        served.append(dict(zip([one["name"] for one in asked], said, strict=True)))
+        found = [m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits"]
+        hits.append(sum(found))
+    return {"rounds": served, "hits": hits}
+
+
 def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
     """The tokens of each request, all asked at once; of an aborted one those that came before."""
     answers: dict[str, list[int]] = {}
     for asked in requests:
-        sampling = SamplingParams(
-            temperature=0, max_tokens=asked["answer"], ignore_eos=True, detokenize=False
+        engine.add_request(
+            asked["name"], {"prompt_token_ids": asked["prompt"]}, greedy(asked["answer"])
         )
-        engine.add_request(asked["name"], {"prompt_token_ids": asked["prompt"]}, sampling)
         answers[asked["name"]] = []
     aborts = {asked["name"]: asked["abort"] for asked in requests if asked["abort"] is not None}
     for step in range(_MOST_STEPS):
@@ -88,8 +114,11 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=True,
         seed=0,
         kv_transfer_config=plan["connector"],
+        disable_log_stats=not plan["apart"],
         **plan["engine"],
     )
+    if plan["apart"]:
+        return serve_apart(llm, plan["rounds"])
     core = llm.llm_engine.engine_core.engine_core
     preempted = count_preemptions(core.scheduler)
     rounds: list[dict[str, list[int]]] = []
@@ -116,5 +145,7 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    done = main(sys.argv[1], json.loads(Path(sys.argv[2]).read_text()))
+    asked_for = json.loads(Path(sys.argv[2]).read_text())
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(asked_for["apart"]))
+    done = main(sys.argv[1], asked_for)
     Path(sys.argv[3]).write_text(json.dumps(done))

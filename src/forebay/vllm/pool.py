@@ -112,8 +112,7 @@ class VllmDevicePool:
         """Put leased blocks among the next `count` that vLLM would hand out to the tail."""
         if self._leased_here:
             found = next_free(self._pool, count)
-            blocks = self._block_in[_ids(found)]
-            self._to_tail(found, (blocks >= 0) & self._leases.any(np.maximum(blocks, 0)))
+            self._to_tail(found, self._spared(_ids(found), protected=True))
 
     # -- room ------------------------------------------------------------------------------------
 
@@ -253,18 +252,28 @@ class VllmDevicePool:
     def _make_way(self, count: int, protected: bool) -> bool:
         """See to it that the next `count` of vLLM's free queue may be taken."""
         most = count + self._leased_here + (0 if protected else self._wanted_here)
-        found = next_free(self._pool, most)
-        blocks = self._block_in[_ids(found)]
+        # What is to be spared stands at the tail, as a rule, and there may be much of it.
+        look = count
+        while True:
+            found = next_free(self._pool, min(look, most))
+            spared = self._spared(_ids(found), protected)
+            if len(found) - int(np.count_nonzero(spared)) >= count:
+                break
+            if look >= most:
+                return False
+            look *= 2
+        reach = int(np.searchsorted(np.cumsum(~spared), count)) + 1
+        self._to_tail(found[:reach], spared[:reach])
+        return True
+
+    def _spared(self, slots: Ids, protected: bool) -> NDArray[np.bool_]:
+        """Which of these free slots a load does not take."""
+        blocks = self._block_in.take(slots)
         known = np.maximum(blocks, 0)
         kept = self._leases.any(known)
         if not protected:
             kept = kept | self._wanted.any(known)
-        spared = kept & (blocks >= 0)
-        reach = int(np.searchsorted(np.cumsum(~spared), count)) + 1
-        if reach > len(found):
-            return False
-        self._to_tail(found[:reach], spared[:reach])
-        return True
+        return kept & (blocks >= 0)
 
     def _to_tail(self, found: Sequence[Block], which: NDArray[np.bool_]) -> None:
         moved = [found[place] for place in np.flatnonzero(which).tolist()]
