@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM is not installed: `make vllm` does it")
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
 PROGRAM = Path(__file__).with_name("vllm_run.py")
 # Little room, so that requests are preempted; one running at a time lets others queue.
