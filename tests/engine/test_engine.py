@@ -421,6 +421,12 @@ def test_generate_leaves_nothing_behind_when_one_prompt_is_refused(llama: Loaded
         (lambda engine: next(engine.chat(None)), "role and content"),
         (lambda engine: next(engine.chat([{"role": "user"}])), "role and content"),
         (lambda engine: engine.submit("a", greedy(2, logit_bias={10**6: 1.0})), "logit_bias"),
+        (
+            lambda engine: engine.submit(
+                "a", greedy(2, min_tokens=1, stop_token_ids=frozenset(range(-1, 999)))
+            ),
+            "cannot be reached",
+        ),
     ],
 )
 def test_what_is_given_in_another_form_is_refused(

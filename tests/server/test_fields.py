@@ -200,6 +200,7 @@ def test_what_asks_for_nothing_is_taken(served, path, fields):
         {"temperature": 1e9},
         {"min_tokens": 2, "max_tokens": 1},
         {"min_tokens": -1},
+        {"min_tokens": 1, "max_tokens": 2, "stop_token_ids": list(range(259))},
         {"logit_bias": {"5": 100.5}},
         {"logit_bias": {"5": -101}},
         {"logit_bias": {"5": "1"}},

@@ -47,7 +47,9 @@ def prompt_tokens(loaded: LoadedModel, prompt: Prompt) -> NDArray[np.int64]:
 
 
 def check_params(loaded: LoadedModel, params: SamplingParams) -> SamplingParams:
-    """`params`. Raises RequestError for another type, or a bias of a token that the model lacks."""
+    """`params`. Raises RequestError for another type, a bias of a token that the model lacks, or
+    a least length that no token of the model can bring.
+    """
     if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise RequestError(
             "sampling is given as SamplingParams, like SamplingParams(max_tokens=16), not as "
@@ -58,6 +60,12 @@ def check_params(loaded: LoadedModel, params: SamplingParams) -> SamplingParams:
             raise RequestError(
                 f"logit_bias names token {token_id}; the model's are 0..{loaded.vocab_size - 1}"
             )
+    if params.min_tokens:
+        ending = params.stop_token_ids | (
+            frozenset() if params.ignore_eos else loaded.eos_token_ids
+        )
+        if sum(0 <= token_id < loaded.vocab_size for token_id in ending) == loaded.vocab_size:
+            raise RequestError("min_tokens cannot be reached: stop_token_ids are all there are")
     return params
 
 

@@ -16,10 +16,14 @@ _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenName(NamedTuple):
-    """What a token is called, and its bytes in UTF-8; None where the tokenizer does not tell."""
+    """What a token is called, and its bytes in UTF-8; None where the tokenizer does not tell.
+
+    A special one, like the end of a text, is not `shown` in an answer.
+    """
 
     text: str
     raw: bytes | None
+    shown: bool = True
 
     @property
     def is_part(self) -> bool:
@@ -37,6 +41,7 @@ class TokenNames:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def __call__(self, token_id: int) -> TokenName:
         """The name of one token."""
@@ -44,7 +49,8 @@ class TokenNames:
             return TokenName("", None)
         text = self._tokenizer.decode([token_id])
         if _BROKEN not in text:
-            return TokenName(text, text.encode(errors="replace"))
+            raw = text.encode(errors="replace")
+            return TokenName(text, raw, token_id not in self._special)
         raw = self._bytes_of(token_id, text)
         if raw is None or not _is_part(raw):
             return TokenName(text, raw)
@@ -76,7 +82,9 @@ class TextOffset:
     def passed(self, name: TokenName) -> int:
         """Where the token of this name begins."""
         begins = self._characters
-        self._characters += len(name.text if name.raw is None else self._decoder.decode(name.raw))
+        if name.shown:
+            text = name.text if name.raw is None else self._decoder.decode(name.raw)
+            self._characters += len(text)
         return begins
 
 
