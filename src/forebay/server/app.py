@@ -23,11 +23,11 @@ from forebay.server.endpoints import Service, routes
 from forebay.server.errors import ApiError, ErrorBody, api_error
 from forebay.server.guard import OPERATOR_PATHS, Guard
 from forebay.server.settings import ServerSettings
-from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
+from forebay.server.wire import ChatChunk, ChatCompletion, Completion, ModelList, ModeState, Version
 
 logger = logging.getLogger("forebay.server")
 
-_WIRE = (ChatCompletion, Completion, ErrorBody, ModelList, ModeState, Version)
+_WIRE = (ChatChunk, ChatCompletion, Completion, ErrorBody, ModelList, ModeState, Version)
 _MOST_TOLD = 3
 # A part of a field's path; others name the types that were tried.
 _FIELD = re.compile(r"(?!(str|int|float|bool)$)\w+")

@@ -33,7 +33,7 @@ from forebay.server.settings import ServerSettings
 from forebay.server.shapes import ChatShape, CompletionShape, UsageSoFar
 from forebay.server.state import State
 from forebay.server.watching import watching_routes
-from forebay.server.wire import ChatCompletion, Completion, ModelList, ModeState, Version
+from forebay.server.wire import ChatChunk, ChatCompletion, Completion, ModelList, ModeState, Version
 from forebay.server.wire import Model as ModelCard
 
 # OpenAI's default for plain completions.
@@ -65,6 +65,20 @@ def _answer(text: str, kind: type) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
+def _generated(kind: type, event: type) -> dict[int | str, dict[str, Any]]:
+    """That of an endpoint which answers as a whole, or with a stream of events."""
+    described = _answers(kind, *_GENERATION_ERRORS)
+    described[200]["content"]["text/event-stream"] = {
+        "schema": {
+            "type": "object",
+            "description": f"Of a stream, one event: data is a {event.__name__}, at last [DONE].",
+            "properties": {"data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+    return described
+
+
 _GENERATION_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 
 
@@ -83,7 +97,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post(
         "/v1/completions",
         response_class=Response,
-        responses=_answers(Completion, *_GENERATION_ERRORS),
+        responses=_generated(Completion, Completion),
         openapi_extra={"parameters": described()},
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -106,7 +120,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post(
         "/v1/chat/completions",
         response_class=Response,
-        responses=_answers(ChatCompletion, *_GENERATION_ERRORS),
+        responses=_generated(ChatCompletion, ChatChunk),
         openapi_extra={"parameters": described()},
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
