@@ -19,8 +19,8 @@ void* open_library() {
     if (void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
   }
   throw SettingsError(
-      "there is no NVIDIA driver here (libcuda.so.1 was not found): use the cpu backend, install "
-      "the driver, or start the container with access to the GPU");
+      "there is no NVIDIA driver here (libcuda.so.1 was not found): choose cpu instead of cuda, "
+      "install the driver, or start the container with access to the GPU");
 }
 
 // Fills entries of the table by the name and version under which the driver knows them.
