@@ -116,6 +116,11 @@ def default_block_tokens(token_bytes: int) -> int:
     return LARGE_BLOCK_TOKENS
 
 
+def default_window_bytes(block_bytes: int) -> int:
+    """Two blocks, so that most windows have more than one; at least 256 KiB, at most 8 MiB."""
+    return min(8 << 20, max(256 << 10, 2 * block_bytes))
+
+
 def geometry_from_config(
     config: Mapping[str, object],
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from gpu_rig import GpuRig
 
 from forebay.errors import SettingsError
 from forebay.transfer.pinned import cuda_devices
@@ -13,6 +14,19 @@ def _why_not() -> str:
         return "" if cuda_devices() else "the driver sees no CUDA device"
     except SettingsError as error:
         return str(error)
+
+
+@pytest.fixture
+def make_rig():
+    made: list[GpuRig] = []
+
+    def make(**settings):
+        made.append(GpuRig(**settings))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
 
 
 def pytest_collection_modifyitems(items):

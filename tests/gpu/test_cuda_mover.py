@@ -5,26 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gpu_rig import GpuRig
 
 from forebay.errors import NotIssuedError, SettingsError
 from forebay.transfer.messages import Outcome
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pinned import PinnedArena
 from forebay.transfer.pool import Pool
-
-
-@pytest.fixture
-def make_rig():
-    made: list[GpuRig] = []
-
-    def make(**settings):
-        made.append(GpuRig(**settings))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
 
 
 def test_a_device_that_is_not_there_is_refused_with_what_there_is():

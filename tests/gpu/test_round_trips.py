@@ -117,19 +117,6 @@ def test_every_byte_comes_back_and_no_other_changes(layout, dtype, tokens, heads
         assert torch.equal(made.memory, before)
 
 
-@pytest.fixture
-def make_rig():
-    made: list[GpuRig] = []
-
-    def make(**settings):
-        made.append(GpuRig(**settings))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
-
-
 @pytest.mark.parametrize("piece_by_piece", [False, True])
 @pytest.mark.parametrize(
     ("parts", "fragment"), [(1, 1 << 20), (1, 65536), (8, 4096), (64, 512), (6, 1013), (5, 1)]

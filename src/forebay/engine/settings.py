@@ -23,7 +23,7 @@ from forebay.calibration.record import Calibration
 from forebay.config import MIB, BatchSettings, CacheSettings, KVLayout, SaveMode
 from forebay.core.modes import MODE, Mode, policy_of
 from forebay.errors import SettingsError
-from forebay.geometry import Geometry
+from forebay.geometry import Geometry, default_window_bytes
 from forebay.machine.memory import Memory
 from forebay.machine.sizes import show_size
 
@@ -100,7 +100,7 @@ class EngineSettings:
         elif memory.most_bytes is not None:
             self._check_memory(geometry, host_slots, memory.most_bytes)
         window = self.window_bytes or min(
-            self._calibrated_window() or min(8 * MIB, max(MIB // 4, 2 * block_bytes)),
+            self._calibrated_window() or default_window_bytes(block_bytes),
             max(1, host_slots) * block_bytes,
         )
         self._check_rate(window)

@@ -27,14 +27,19 @@ def usable_cores(tree: Tree | None = None) -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
+def processor_name(tree: Tree | None = None) -> str:
+    """The processor's model, or its architecture where the kernel does not tell."""
+    lines = ((tree or Tree()).text("/proc/cpuinfo") or "").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = next(iter(names), "") or platform.processor() or platform.machine() or "processor"
+    return " ".join(name.split())
+
+
 def machine_name(tree: Tree | None = None) -> str:
     """The processor and how many cores of it: equal for machines that are as quick."""
     tree = tree or Tree()
-    lines = (tree.text("/proc/cpuinfo") or "").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = next(iter(names), "") or platform.processor() or platform.machine() or "processor"
     cores = usable_cores(tree)
-    return f"{' '.join(processor.split())}, {cores} core{'s' * (cores > 1)}"
+    return f"{processor_name(tree)}, {cores} core{'s' * (cores > 1)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A model's decode step on a GPU, timed by the device."""
+"""A model's steps over random KV; its decode step on a GPU is timed by the device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from forebay.engine.models import LoadedModel, adopt_model
 from forebay.engine.pool import KVPool
 from forebay.engine.runner import Chunk, Runner, probe_geometry
+from forebay.geometry import Geometry
 from forebay.measure.copies import HEAD_START_CYCLES
 
 BLOCK_TOKENS = 16
@@ -63,14 +65,9 @@ class DecodeStep(GraphedStep):
 
     def __init__(self, model: LoadedModel, *, requests: int = 8, context: int = 2048) -> None:
         geometry = probe_geometry(model, BLOCK_TOKENS)
-        blocks = -(-context // BLOCK_TOKENS)
-        pool = KVPool(geometry, requests * blocks, dtype=model.kv_dtype, device="cuda")
-        for part in pool.parts:
-            part.normal_()
         self.requests, self.context = requests, context
-        self._runner = Runner(model, pool)
-        slots = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
-        self._chunks = [Chunk(np.array([5]), context - 1, row) for row in slots]
+        self._runner, tables = filled_runner(model, geometry, requests, context)
+        self._chunks = [Chunk(np.array([5]), context - 1, row) for row in tables]
         packed = self._runner._pack(self._chunks)  # pyright: ignore[reportPrivateUsage]
         packed = replace(packed, tokens=packed.tokens.cuda(), positions=packed.positions.cuda())
         run = self._runner._run  # pyright: ignore[reportPrivateUsage]
@@ -103,6 +100,21 @@ class WeightsStep(GraphedStep):
                     torch.nn.functional.linear(inputs[each.in_features], each.weight)
 
         super().__init__(work)
+
+
+def filled_runner(
+    model: LoadedModel, geometry: Geometry, requests: int, tokens: int
+) -> tuple[Runner, NDArray[np.int32]]:
+    """A runner over a pool of its own full of random KV, and the slots of `requests` requests of
+    `tokens` tokens in it, a row each.
+    """
+    blocks = -(-tokens // geometry.block_tokens)
+    device = model.model.device
+    pool = KVPool(geometry, requests * blocks, dtype=model.kv_dtype, device=device)
+    for part in pool.parts:
+        part.normal_()
+    tables = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
+    return Runner(model, pool), tables
 
 
 def device_ms(work: Callable[[], object]) -> float:

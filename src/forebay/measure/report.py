@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from forebay.machine.cpus import affinity, processor_name
 from forebay.machine.driver import read_driver
 
 COMMIT_VARIABLE = "FOREBAY_COMMIT"
@@ -89,8 +90,8 @@ def machine() -> dict[str, object]:
     """The processor, its cores that this process may use, memory, system, driver and GPUs."""
     driver = read_driver()
     return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "processor": processor_name(),
+        "cores": len(affinity()),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_average": list(os.getloadavg()),
@@ -227,16 +228,6 @@ def _spread(samples: Sequence[float]) -> str:
     if len(samples) < 2:
         return ""
     return f"{min(samples):.4g} .. {max(samples):.4g} ({len(samples)})"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _git(root: Path, *words: str) -> str:

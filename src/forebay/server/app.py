@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from forebay.errors import ForebayError
-from forebay.server.about import installed_version
+from forebay.release import installed_version
 from forebay.server.access import Access
 from forebay.server.docs import docs_routes
 from forebay.server.endpoints import Service, routes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from forebay.core.modes import policy_of
 from forebay.errors import SettingsError
-from forebay.server.about import installed_version
+from forebay.release import installed_version
 from forebay.server.access import Tenant
 from forebay.server.driver import Job
 from forebay.server.errors import ApiError, ErrorBody

@@ -27,7 +27,7 @@ from forebay.core.ledger import MissReason, Source
 from forebay.core.modes import Mode
 from forebay.engine.request import FinishReason
 from forebay.engine.stats import EngineStats
-from forebay.server.about import installed_version
+from forebay.release import installed_version
 from forebay.server.exchange import Outcome
 from forebay.server.state import State
 

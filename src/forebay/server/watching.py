@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from forebay.core.modes import Mode, policy_of
 from forebay.engine.recent import timeline_of
 from forebay.errors import SettingsError
-from forebay.server.about import installed_version
+from forebay.release import installed_version
 from forebay.server.access import Viewer
 from forebay.server.errors import ApiError
 from forebay.server.front import Front

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -17,11 +16,13 @@ from forebay.engine.placement import describe_device
 from forebay.engine.runner import probe_geometry
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
+from forebay.geometry import default_window_bytes
 from forebay.machine.cpus import machine_name
 from forebay.machine.memory import read_memory
 from forebay.machine.sizes import show_size
 from forebay.machine.tree import Tree
 from forebay.measure.link import MIB, Link
+from forebay.release import installed_version
 from forebay.tune.parts import (
     FRAGMENTED_BLOCK_BYTES,
     KIB,
@@ -84,7 +85,8 @@ def tune(
     device = torch.device(loaded.model.device)
     kind, on_gpu = device.type, device.type == "cuda"
     geometry = probe_geometry(loaded)
-    block, window = geometry.block_bytes, min(8 * MIB, max(256 * KIB, 2 * geometry.block_bytes))
+    block = geometry.block_bytes
+    window = default_window_bytes(block)
     # What is made without naming a device lies on this one.
     with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
         begun("fragments")
@@ -102,7 +104,7 @@ def tune(
         machine=machine_name(),
         device=describe_device(device),
         measured=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        version=_version(),
+        version=installed_version(),
         link=link_found,
         fragments=tuple(fragments),
         windows=tuple(windows),
@@ -140,10 +142,3 @@ def _pool_bytes(device: torch.device, block_bytes: int, settings: TuneSettings) 
             "what else runs here, or take a smaller model"
         )
     return size
-
-
-def _version() -> str:
-    try:
-        return version("forebay")
-    except PackageNotFoundError:
-        return "not installed"

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forebay.engine.models import LoadedModel
-from forebay.engine.pool import KVPool
-from forebay.engine.runner import Chunk, Runner
+from forebay.engine.runner import Chunk
 from forebay.engine.startup import warm_up
 from forebay.geometry import Geometry
+from forebay.measure.decode import filled_runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,7 @@ class ModelSteps:
     def __init__(self, loaded: LoadedModel, geometry: Geometry, sizes: StepSizes) -> None:
         self.sizes = sizes = sizes.within(loaded.context_tokens)
         requests, longest = sizes.requests, max(sizes.context_tokens, sizes.prefill_tokens)
-        blocks = -(-longest // geometry.block_tokens)
-        device = loaded.model.device
-        pool = KVPool(geometry, requests * blocks, dtype=loaded.kv_dtype, device=device)
-        for part in pool.parts:
-            part.normal_()
-        tables = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
-        self._runner = Runner(loaded, pool)
+        self._runner, tables = filled_runner(loaded, geometry, requests, longest)
         self._decode = [Chunk(np.array([5]), sizes.context_tokens - 1, row) for row in tables]
         self._prefill = [Chunk(np.full(sizes.prefill_tokens, 5), 0, tables[0])]
         warm_up(self._runner)

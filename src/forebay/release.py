@@ -1,4 +1,4 @@
-"""What is running."""
+"""Which release of Forebay is running."""
 
 from __future__ import annotations
 
