@@ -1,0 +1,298 @@
+"""The figures of one machine start, from the raw samples of its arms."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arms import NATIVE
+
+from forebay.errors import SettingsError
+from forebay.measure.report import Figure, Goal
+
+GOALS = {
+    **{
+        f"backlog_{answer}_{q}": Goal(at_least=share)
+        for answer, share in ((64, 0.8), (16, 0.7))
+        for q in ("p50", "p90")
+    },
+    **{
+        f"backlog_{answer}_vs_native_{q}": Goal(at_most=1.0)
+        for answer in (64, 16)
+        for q in ("p50", "p90")
+    },
+    "hit_16k": Goal(at_most=1.05),
+    "hit_32k": Goal(at_most=1.05),
+    "hit_16k_vs_native": Goal(at_most=1.0),
+    "hit_32k_vs_native": Goal(at_most=1.0),
+    "hinted_hit_32k": Goal(at_most=1.15),
+    "no_hits": Goal(at_least=0.98),
+    "itl": Goal(at_most=1.10),
+    "thrash_bytes": Goal(at_most=1.1),
+    "thrash_vs_native": Goal(at_least=0.97),
+    "convoy": Goal(at_most=0.1),
+    "convoy_vs_native": Goal(at_most=1.0),
+    "pin_start_s": Goal(at_most=5.0),
+    "pin_memory": Goal(at_most=1.02),
+}
+_LOADED = ("vllm:kv_offload_load_bytes_total", "vllm:forebay_loaded_bytes_total")
+_QUANTILES = {"p50": 0.5, "p90": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The arms of one machine start, by name, and the link's rate in bytes a second."""
+
+    arms: dict[str, dict[str, Any]]
+    link_bytes_per_s: float | None
+
+    @classmethod
+    def read(cls, folder: Path) -> Start:
+        """What `batch` wrote to `folder`. Raises SettingsError if it is of several starts."""
+        arms: dict[str, dict[str, Any]] = {}
+        for file in sorted(folder.glob("*.json")):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            if "arm" in told:
+                arms[told["arm"]["name"]] = told
+        starts = {told["machine_start"] for told in arms.values()}
+        if len(starts) != 1:
+            raise SettingsError(f"{folder} has results of {len(starts)} machine starts: keep one")
+        link = folder / "link.json"
+        rates = json.loads(link.read_text())["gb_per_s"] if link.exists() else []
+        return cls(arms, max(rates) * 1e9 if rates else None)
+
+    def raw(self, arm: str, workload: str) -> list[dict[str, Any]]:
+        """The raw samples of a workload, by round."""
+        return [
+            sample["raw"]
+            for sample in self.arms.get(arm, {}).get("samples", [])
+            if sample["workload"] == workload
+        ]
+
+    def counted(self, arm: str, workload: str) -> list[dict[str, float]]:
+        """What was counted meanwhile."""
+        return [
+            sample["counted"]
+            for sample in self.arms.get(arm, {}).get("samples", [])
+            if sample["workload"] == workload
+        ]
+
+
+def figures(start: Start, ours: str) -> list[Figure]:
+    """All figures for which there are samples. `ours` is the arm that is judged."""
+    made: list[Figure] = []
+    for answer in (64, 16):
+        made += _backlog(start, ours, answer)
+    made += _hits(start, ours)
+    made += _pairs("no_hits", start, ours, ["none"], "no_hits", lambda mine, other: other / mine)
+    made += _itl(start, ours)
+    made += _thrash(start, ours + "_small")
+    made += _convoy(start, ours + "_small")
+    made += _start_up(start, ours)
+    return made
+
+
+def _backlog(start: Start, ours: str, answer: int) -> list[Figure]:
+    workload, made = f"backlog_{answer}", list[Figure]()
+    for name, q in _QUANTILES.items():
+        of = {arm: _last_turn(start.raw(arm, workload), q) for arm in start.arms}
+        known = {arm: values for arm, values in of.items() if values}
+        natives = {arm: statistics.median(known[arm]) for arm in NATIVE if arm in known}
+        if ours not in known or not natives:
+            continue
+        best = min(natives, key=lambda arm: natives[arm])
+        mine = statistics.median(known[ours])
+        told = {"ttft_ms": known, "better_native": best}
+        made.append(Figure(f"{workload}_vs_native_{name}", mine / natives[best], "ratio", (), told))
+        resident = known.get("all_resident")
+        if resident:
+            way = natives[best] - statistics.median(resident)
+            made.append(
+                Figure(f"{workload}_{name}", (natives[best] - mine) / way, "share", (), told)
+            )
+    return made
+
+
+def _last_turn(rounds: Iterable[dict[str, Any]], q: float) -> list[float]:
+    return [quantile([turns[-1]["ttft_ms"] for turns in raw["users"]], q) for raw in rounds]
+
+
+def _hits(start: Start, ours: str) -> list[Figure]:
+    made: list[Figure] = []
+    mine = start.raw(ours, "solo")
+    for length in mine[0] if mine else []:
+        label = f"{int(length) // 1024}k" if int(length) >= 1024 else length
+        floors = _floors(start, ours, length)
+        hosts = [raw[length]["host_hit"]["ttft_ms"] for raw in mine]
+        told = {
+            "tokens": int(length),
+            "ttft_ms": {arm: _ttfts(start, arm, length) for arm in start.arms},
+            "equal_tokens": _equal(mine, length),
+            "link_bytes_per_s": start.link_bytes_per_s,
+        }
+        if floors:
+            ratios = [host / floor for host, floor in zip(hosts, floors, strict=True)]
+            made.append(_median(f"hit_{label}", ratios, {**told, "floors_ms": floors}))
+        natives = [_ttfts(start, arm, length).get("host_hit") for arm in NATIVE]
+        medians = [statistics.median(values) for values in natives if values]
+        if medians:
+            value = statistics.median(hosts) / min(medians)
+            made.append(Figure(f"hit_{label}_vs_native", value, "ratio", (), told))
+        ratios = [
+            raw[length]["hinted"]["ttft_ms"] / raw[length]["gpu_hit"]["ttft_ms"] for raw in mine
+        ]
+        made.append(_median(f"hinted_hit_{label}", ratios, told))
+    return made
+
+
+def _floors(start: Start, ours: str, length: str) -> list[float]:
+    """For each round: the lowest GPU hit of its prompt in any arm, and its bytes over the link."""
+    if start.link_bytes_per_s is None:
+        return []
+    token_bytes = _token_bytes(start.arms[ours])
+    floors: list[float] = []
+    for number, raw in enumerate(start.raw(ours, "solo")):
+        seen = [
+            rounds[number][length]["gpu_hit"]["ttft_ms"]
+            for arm in start.arms
+            if len(rounds := start.raw(arm, "solo")) > number
+        ]
+        moved = raw[length]["host_hit"]["cached_tokens"] * token_bytes
+        floors.append(min(seen) + moved / start.link_bytes_per_s * 1e3)
+    return floors
+
+
+def _ttfts(start: Start, arm: str, length: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for raw in start.raw(arm, "solo"):
+        for kind, sample in raw[length].items():
+            found.setdefault(kind, []).append(sample["ttft_ms"])
+    return found
+
+
+def _equal(rounds: Sequence[dict[str, Any]], length: str) -> dict[str, str]:
+    """In how many rounds a kind of hit gave the tokens of the GPU hit."""
+    told: dict[str, str] = {}
+    for kind in ("cold", "host_hit", "hinted"):
+        same = [raw[length][kind]["tokens"] == raw[length]["gpu_hit"]["tokens"] for raw in rounds]
+        told[kind] = f"{sum(same)}/{len(same)}"
+    return told
+
+
+def _pairs(
+    id: str,
+    start: Start,
+    ours: str,
+    others: Sequence[str],
+    workload: str,
+    ratio: Callable[[float, float], float],
+) -> list[Figure]:
+    """Ratios of the seconds of the same round, against the fastest of `others`."""
+    seconds = {arm: [raw["seconds"] for raw in start.raw(arm, workload)] for arm in start.arms}
+    there = [arm for arm in others if seconds.get(arm)]
+    if not seconds.get(ours) or not there:
+        return []
+    best = min(there, key=lambda arm: statistics.median(seconds[arm]))
+    ratios = [ratio(mine, other) for mine, other in zip(seconds[ours], seconds[best], strict=False)]
+    return [_median(id, ratios, {"seconds": seconds, "against": best})]
+
+
+def _itl(start: Start, ours: str) -> list[Figure]:
+    rounds = start.raw(ours, "itl")
+    if not rounds:
+        return []
+    p99 = {
+        kind: [quantile(raw[kind]["gaps_ms"], 0.99) for raw in rounds]
+        for kind in ("device", "host")
+    }
+    ratios = [host / device for host, device in zip(p99["host"], p99["device"], strict=True)]
+    return [
+        _median("itl", ratios, {"p99_ms": p99, "gaps": [len(r["host"]["gaps_ms"]) for r in rounds]})
+    ]
+
+
+def _thrash(start: Start, ours: str) -> list[Figure]:
+    natives = [arm + "_small" for arm in NATIVE]
+    made = _pairs(
+        "thrash_vs_native", start, ours, natives, "thrash", lambda mine, other: other / mine
+    )
+    told = {arm: _loaded(start, arm) for arm in [ours, *natives] if start.raw(arm, "thrash")}
+    if told.get(ours):
+        made.append(_median("thrash_bytes", told[ours], {"loaded_over_used": told}))
+    return made
+
+
+def _loaded(start: Start, arm: str) -> list[float]:
+    """Bytes loaded over bytes used, a round each, where the connector counts what it loads."""
+    token_bytes = _token_bytes(start.arms[arm])
+    ratios: list[float] = []
+    for raw, counted in zip(start.raw(arm, "thrash"), start.counted(arm, "thrash"), strict=True):
+        loaded = sum(value for name, value in counted.items() if name.split("{")[0] in _LOADED)
+        used = sum(sample["cached_tokens"] for sample in raw["requests"]) * token_bytes
+        if loaded and used:
+            ratios.append(loaded / used)
+    return ratios
+
+
+def _convoy(start: Start, ours: str) -> list[Figure]:
+    spreads: dict[str, list[float]] = {}
+    medians: dict[str, list[float]] = {}
+    for arm in [ours, *(arm + "_small" for arm in NATIVE)]:
+        for raw in start.raw(arm, "convoy"):
+            middle = statistics.median(sample["ttft_ms"] for sample in raw["requests"])
+            spread = (max(raw["first_s"]) - min(raw["first_s"])) * 1e3
+            spreads.setdefault(arm, []).append(spread / middle)
+            medians.setdefault(arm, []).append(middle)
+    if ours not in spreads:
+        return []
+    told = {"spread_over_median": spreads, "median_ttft_ms": medians}
+    made = [_median("convoy", spreads[ours], told)]
+    natives = [statistics.median(values) for arm, values in medians.items() if arm != ours]
+    if natives:
+        value = statistics.median(medians[ours]) / min(natives)
+        made.append(Figure("convoy_vs_native", value, "ratio", (), told))
+    return made
+
+
+def _start_up(start: Start, ours: str) -> list[Figure]:
+    told: dict[str, Any] = {}
+    for arm, document in start.arms.items():
+        began = document.get("start")
+        if began is None:
+            continue
+        charged = [sample["memory"].get("charged", 0) for sample in document["samples"]]
+        most = max([began["memory_started"].get("charged", 0), *charged])
+        told[arm] = {
+            "engine_start_s": began["engine_start_s"],
+            "kv_memory_s": max(began["kv_memory_s"]),
+            "memory_bytes": most - began["memory_before"].get("charged", 0),
+            "beside": document["beside"],
+        }
+    if ours not in told or "none" not in told:
+        return []
+    mine, none = told[ours], told["none"]
+    asked = start.arms[ours]["sizes"]["host_bytes"]
+    return [
+        Figure("pin_start_s", mine["kv_memory_s"] - none["kv_memory_s"], "s", (), told),
+        Figure(
+            "pin_memory", (mine["memory_bytes"] - none["memory_bytes"]) / asked, "ratio", (), told
+        ),
+    ]
+
+
+def _token_bytes(document: dict[str, Any]) -> int:
+    return int(document["token_bytes"])
+
+
+def _median(id: str, samples: Sequence[float], told: dict[str, Any]) -> Figure:
+    return Figure(id, statistics.median(samples), "ratio", tuple(samples), told)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The value at `q` of the sorted ones."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

@@ -1,0 +1,138 @@
+"""One arm in a process of its own: starts an engine, then runs the workloads it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from arms import FULL, Arm, Sizes, write_model
+from client import Client, changes, counters
+from weights import time_kv_memory
+from workloads import WORKLOADS, Round
+
+from forebay.machine.cpus import processor_name
+
+_WEIGHTS = {"std": 0.02, "seed": 1}
+_TINY_WEIGHTS = {"std": 0.3, "seed": 1}
+
+
+def preload() -> None:
+    """Import what every arm needs, so that arms that are forked later need not."""
+    for name in ("vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"):
+        importlib.import_module(name)
+    importlib.import_module("vllm.model_executor.models.llama")
+    processor_name()
+
+
+def serve(arm: Arm, sizes: Sizes, folder: Path, pipe: Connection) -> None:
+    """Start the arm's engine, say so, and answer orders until one is None.
+
+    An order is a workload's name and a round's number; the answer is ("done", its raw samples), or
+    ("failed", what was wrong).
+    """
+    os.setsid()
+    log = os.open(folder / f"{arm.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.environ.update(arm.environment)
+    try:
+        asyncio.run(_serve(arm, sizes, folder, pipe))
+    except BaseException:
+        pipe.send(("failed", traceback.format_exc()))
+
+
+async def _serve(arm: Arm, sizes: Sizes, folder: Path, pipe: Connection) -> None:
+    time_kv_memory(importlib.import_module("vllm.v1.worker.gpu_worker").Worker)
+    before = memory()
+    began_s = time.perf_counter()
+    engine = _engine(arm, sizes, folder)
+    start_s = time.perf_counter() - began_s
+    try:
+        weights = _WEIGHTS if sizes is FULL else _TINY_WEIGHTS
+        filled = await engine.collective_rpc("fill_with_random_weights", kwargs=weights)
+        kv_s = await engine.collective_rpc("seconds_for_kv_memory")
+        told = {
+            "engine_start_s": start_s,
+            "kv_memory_s": kv_s,
+            "weights": {"filled": filled, **weights},
+            "memory_before": before,
+            "memory_started": memory(),
+        }
+        pipe.send(("ready", told))
+        client = Client(engine, sizes, tier=arm.connector is not None)
+        loop = asyncio.get_running_loop()
+        while (order := await loop.run_in_executor(None, pipe.recv)) is not None:
+            pipe.send(("done", await _run(client, arm, *order)))
+    finally:
+        engine.shutdown()
+
+
+def _engine(arm: Arm, sizes: Sizes, folder: Path) -> Any:
+    arguments: Any = importlib.import_module("vllm.engine.arg_utils")
+    async_llm: Any = importlib.import_module("vllm.v1.engine.async_llm")
+    config: Any = importlib.import_module("vllm.config")
+    options = arm.engine_options(sizes, write_model(sizes.model, folder / "model"))
+    if "kv_transfer_config" in options:
+        options["kv_transfer_config"] = config.KVTransferConfig(**options["kv_transfer_config"])
+    return async_llm.AsyncLLM.from_engine_args(arguments.AsyncEngineArgs(**options))
+
+
+async def _run(client: Client, arm: Arm, workload: str, number: int) -> dict[str, Any]:
+    client.dice = random.Random(f"{workload} {number}")
+    before = counters()
+    began = time.time()
+    raw = await WORKLOADS[workload](
+        client, Round(number, tier=arm.connector is not None, ours=arm.ours)
+    )
+    # Counters of a step reach this process behind its tokens.
+    await asyncio.sleep(0.3)
+    return {
+        "workload": workload,
+        "round": number,
+        "began_unix_s": began,
+        "raw": raw,
+        "counted": changes(before, counters()),
+        "memory": memory(),
+    }
+
+
+def memory() -> dict[str, int]:
+    """Bytes: available on the machine, and charged to this container where that is known."""
+    found: dict[str, int] = {}
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, value = line.split(":")
+        if name in ("MemAvailable", "MemTotal", "Shmem"):
+            found[name] = int(value.split()[0]) * 1024
+    for place in ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"):
+        if Path(place).exists():
+            found["charged"] = int(Path(place).read_text(encoding="ascii"))
+            break
+    return found
+
+
+def described(arm: Arm, sizes: Sizes) -> dict[str, Any]:
+    """An arm and its sizes as plain values."""
+    return {
+        "arm": dataclasses.asdict(arm),
+        "engine": arm.engine_options(sizes, "model"),
+        "sizes": dataclasses.asdict(sizes),
+        "token_bytes": sizes.token_bytes,
+    }
+
+
+def end_group(pid: int) -> None:
+    """End the process `pid` and all that it started; they are a process group of their own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
