@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 namespace {
 
@@ -18,6 +19,9 @@ constexpr Result kSuccess = 0;
 constexpr Result kNoMemory = 2;
 constexpr Result kIllegalAddress = 700;
 constexpr Result kNotSupported = 801;
+constexpr Result kWhileCapturing = 900;
+constexpr int kGlobal = 0;
+constexpr int kRelaxed = 2;
 
 // Reads a whole number from the environment each time: a test may change it while it runs.
 long setting(const char* name, long otherwise) {
@@ -25,6 +29,7 @@ long setting(const char* name, long otherwise) {
   return value == nullptr ? otherwise : std::atol(value);
 }
 
+thread_local int capture_mode = kGlobal;
 std::mutex mutex;
 std::map<std::string, long> live;
 std::atomic<long> registrations{0};
@@ -182,7 +187,13 @@ Result free_host(void* memory) {
   count("allocations", -1);
   return kSuccess;
 }
+Result exchange_capture_mode(int* mode) {
+  std::swap(capture_mode, *mode);
+  return kSuccess;
+}
 Result register_host(void*, std::size_t, unsigned) {
+  // As while another thread captures a graph.
+  if (setting("FAKE_CUDA_CAPTURING", 0) != 0 && capture_mode != kRelaxed) return kWhileCapturing;
   const long good = setting("FAKE_CUDA_GOOD_REGISTRATIONS", -1);
   if (good >= 0 && registrations >= good) return kNotSupported;
   ++registrations;
@@ -210,6 +221,7 @@ const std::map<std::string, void*>& table() {
       {"cuDevicePrimaryCtxRelease", at(release_context)},
       {"cuCtxGetCurrent", at(current_context)},
       {"cuCtxSetCurrent", at(set_context)},
+      {"cuThreadExchangeStreamCaptureMode", at(exchange_capture_mode)},
       {"cuCtxGetStreamPriorityRange", at(priority_range)},
       {"cuStreamCreateWithPriority", at(create_stream)},
       {"cuStreamDestroy", at(destroy_stream)},

@@ -206,6 +206,15 @@ def pinning_pauses_until_it_is_waited_for() -> None:
     arena.close()
 
 
+def pinning_while_a_graph_is_captured() -> None:
+    size, piece = 64 << 20, 2 << 20
+    arena = PinnedArena(size, piece, slice_bytes=piece, share=1e-9, threads=1)
+    os.environ["FAKE_CUDA_CAPTURING"] = "1"
+    print(arena.wait_ready(size, 30.0), arena.error or "no error")
+    print(said(DeviceError, PinnedArena.register, page_aligned(BLOCK), BLOCK))
+    arena.close()
+
+
 def a_pool_that_does_not_fit() -> None:
     print(said(SettingsError, PinnedArena, 1 << 50, 4096))
 

@@ -134,6 +134,13 @@ def test_pinning_leaves_the_driver_to_others_until_it_is_waited_for(driver):
     assert run(driver, "pinning_pauses_until_it_is_waited_for") == "True True\n"
 
 
+def test_pinning_in_the_background_does_not_disturb_a_capture(driver):
+    """Another thread of the process may be capturing a CUDA graph, as engines do at their start."""
+    said = run(driver, "pinning_while_a_graph_is_captured")
+    assert said.startswith("True no error\n")
+    assert "CUDA_ERROR" in said
+
+
 def test_a_pool_larger_than_memory_is_refused_before_it_takes_any(driver):
     said = run(driver, "a_pool_that_does_not_fit")
     assert "1,024 TiB of pinned memory do not fit" in said

@@ -102,7 +102,7 @@ def config(**changes: Any) -> Any:
         ("cache_config.cache_dtype", "fp8", "fp8"),
         ("parallel_config.world_size", 2, "parallelism"),
         ("parallel_config.data_parallel_size", 2, "data parallelism"),
-        ("device_config.device_type", "cuda", "cuda"),
+        ("device_config.device_type", "xpu", "xpu"),
         ("speculative_config", object(), "speculative"),
         ("lora_config", object(), "LoRA"),
         ("ec_transfer_config", object(), "encoder-cache"),

@@ -72,6 +72,7 @@ Driver::Driver() {
   load.required(release_context, "cuDevicePrimaryCtxRelease");
   load.required(current_context, "cuCtxGetCurrent");
   load.required(set_context, "cuCtxSetCurrent");
+  load.required(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   load.required(priority_range, "cuCtxGetStreamPriorityRange");
   load.required(create_stream, "cuStreamCreateWithPriority");
   load.required(destroy_stream, "cuStreamDestroy");
@@ -164,7 +165,13 @@ DeviceContext::DeviceContext(int index) : device_(device_at(index)) {
 
 DeviceContext::~DeviceContext() { Driver::get().release_context(device_); }
 
-Result DeviceContext::enter() const { return Driver::get().set_context(context_); }
+Result DeviceContext::enter() const {
+  const Driver& driver = Driver::get();
+  const Result entered = driver.set_context(context_);
+  if (entered != kSuccess) return entered;
+  int mode = kCaptureRelaxed;
+  return driver.exchange_capture_mode(&mode);
+}
 
 DeviceContext::Scope::Scope(const DeviceContext& device) {
   const Driver& driver = Driver::get();

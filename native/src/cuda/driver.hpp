@@ -27,6 +27,7 @@ inline constexpr unsigned kEventDefault = 0x0;
 inline constexpr unsigned kEventDisableTiming = 0x2;
 inline constexpr unsigned kHostPortable = 0x1;
 inline constexpr unsigned kWaitValueEqual = 0x1;
+inline constexpr int kCaptureRelaxed = 2;
 
 inline constexpr int kMaxPitch = 11;  // attributes of a device
 inline constexpr int kAsyncEngineCount = 40;
@@ -87,6 +88,7 @@ struct Driver {
   Result (*release_context)(Device) = nullptr;
   Result (*current_context)(Context*) = nullptr;
   Result (*set_context)(Context) = nullptr;
+  Result (*exchange_capture_mode)(int*) = nullptr;
   Result (*priority_range)(int*, int*) = nullptr;
   Result (*create_stream)(Stream*, unsigned, int) = nullptr;
   Result (*destroy_stream)(Stream) = nullptr;
@@ -131,7 +133,8 @@ class DeviceContext {
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
 
-  // Makes it the current one of the calling thread, for good.
+  // Makes it the current one of the calling thread, for good, whose calls do not break a capture of
+  // a CUDA graph that another thread has begun: nothing of ours goes to a stream that is captured.
   Result enter() const;
 
   // Current within a scope; what was current before is so again afterwards. Where that fails, as on

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import resource
-
 import torch
 
 from forebay.config import CacheSettings
@@ -12,17 +9,11 @@ from forebay.engine.models import LoadedModel
 from forebay.engine.pool import KVPool
 from forebay.engine.settings import EngineSettings
 from forebay.engine.tracing import DeviceTrace, HostTrace
-from forebay.errors import DeviceError, SettingsError
+from forebay.errors import SettingsError
 from forebay.geometry import Geometry
-from forebay.machine.memory import read_memory
-from forebay.machine.sizes import show_size
-from forebay.machine.tree import Tree
-from forebay.transfer.arena import HostArena
+from forebay.transfer.host import HostMemory
 from forebay.transfer.native import NativeMover
-from forebay.transfer.pinned import PinnedArena
 from forebay.transfer.pool import Pool
-
-logger = logging.getLogger("forebay.engine")
 
 
 def device_free_bytes(device: torch.device) -> int | None:
@@ -48,9 +39,6 @@ class EngineMemory:
         timed: bool = False,
     ) -> None:
         self.device = torch.device(loaded.model.device)
-        self._block_bytes = geometry.block_bytes
-        self._host_slots = max(1, sizes.host_slots)
-        self._told = False
         if self.device.type not in ("cpu", "cuda"):
             raise SettingsError(
                 f"the model lies on {self.device}, which is not supported: load it on cpu or cuda"
@@ -67,17 +55,13 @@ class EngineMemory:
             dtype=loaded.kv_dtype,
             device=self.device,
         )
-        host_bytes = self._host_slots * self._block_bytes
         index = self.device.index or 0
-        self._arena = (
-            _pinned(host_bytes, self._block_bytes, index) if on_gpu else HostArena(host_bytes)
+        self._host = HostMemory(
+            max(1, sizes.host_slots), geometry.block_bytes, index if on_gpu else None
         )
         self.mover = NativeMover(
             Pool.of(self.pool.parts),
-            Pool.of(
-                [self._arena.blocks(self._host_slots, self._block_bytes)],
-                seam_bytes=self._arena.seam_bytes,
-            ),
+            self._host.pool,
             backend=self.device.type,
             window_bytes=sizes.window_bytes,
             link_bytes_per_s=settings.link_bytes_per_s,
@@ -101,16 +85,7 @@ class EngineMemory:
 
     def host_ready(self) -> int:
         """Host slots, from the first, that can be used by now. Logs it once if no more will be."""
-        if not self._told and isinstance(self._arena, PinnedArena) and self._arena.error:
-            self._told = True
-            logger.warning(
-                "the host pool stays at %s of %s: %s; %s",
-                show_size(self._arena.ready_bytes),
-                show_size(self._arena.size_bytes),
-                self._arena.error,
-                _how_to_pin(),
-            )
-        return min(self._host_slots, self._arena.ready_bytes // self._block_bytes)
+        return self._host.ready_slots()
 
     def close(self) -> None:
         """Wait for the device and give the host memory back. The mover is closed before.
@@ -121,25 +96,4 @@ class EngineMemory:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         finally:
-            self._arena.close()
-
-
-def _pinned(size_bytes: int, block_bytes: int, device_index: int) -> PinnedArena:
-    """Raises SettingsError where nothing can be pinned, with the limits that may be why."""
-    try:
-        return PinnedArena(size_bytes, block_bytes, device_index=device_index)
-    except DeviceError as error:
-        raise SettingsError(
-            f"a host pool of {show_size(size_bytes)} cannot be pinned: {error}; {_how_to_pin()}"
-        ) from error
-
-
-def _how_to_pin() -> str:
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    limit = "unlimited" if locked == resource.RLIM_INFINITY else show_size(locked)
-    memory = read_memory(Tree())
-    room = "unknown" if memory.room_bytes is None else show_size(memory.room_bytes)
-    return (
-        f"memory to be had: {room} ({memory.bound}), locked memory: {limit} (ulimit -l); use a "
-        "smaller host pool or raise these limits"
-    )
+            self._host.close()

@@ -9,9 +9,11 @@ path: `"kv_connector_module_path": "forebay.vllm.connector"`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm import __version__  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: ignore[reportMissingImports]
     KVConnectorBase_V1,
@@ -21,13 +23,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 )
 
 from forebay.errors import ProtocolError, SettingsError
-from forebay.transfer.messages import Report
 from forebay.vllm.adapter import missing_parts, read_shape, read_step
-from forebay.vllm.messages import Orders
+from forebay.vllm.messages import News, Orders
 from forebay.vllm.options import Options
 from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
 from forebay.vllm.scheduler import SchedulerHalf
-from forebay.vllm.worker import WorkerHalf
+from forebay.vllm.worker import WorkerHalf, device_of
 
 
 @dataclass
@@ -41,7 +42,7 @@ class ForebayOrders(KVConnectorMetadata):
 class ForebayReport(KVConnectorWorkerMetadata):
     """A report on its way to the scheduler."""
 
-    report: Report
+    news: News
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """One worker is all that is supported, and has nobody to be put together with."""
@@ -60,6 +61,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._shape = read_shape(kv_cache_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Blocks in one piece, where vLLM can lay them out so (0.26)."""
+        return True
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -128,8 +134,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """A step's output came."""
-        news = connector_output.kv_connector_worker_meta
-        self.scheduler_half.heard(news.report if isinstance(news, ForebayReport) else None)
+        meta = connector_output.kv_connector_worker_meta
+        self.scheduler_half.heard(meta.news if isinstance(meta, ForebayReport) else None)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         """The request ended; its blocks may be freed."""
@@ -160,7 +166,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """vLLM's KV tensors, by layer; new ones replace those before."""
         self.shutdown()
-        self._worker = WorkerHalf(self._shape, self._options, kv_caches)
+        device = device_of(kv_caches)
+        stream = _current_stream(device) if device.type == "cuda" else lambda: 0
+        self._worker = WorkerHalf(self._shape, self._options, kv_caches, stream)
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, cross_layers_attn_backend: Any) -> None:
+        """The same, where vLLM laid all layers of a block side by side (0.26)."""
+        self.register_kv_caches({"all layers": kv_cache})
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """A step is about to start: called once for each, with its orders."""
@@ -183,11 +195,16 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> ForebayReport | None:
         """The end of a step, also of one without work, in which `wait_for_save` is not called."""
-        report = self.worker_half.report()
-        return None if report is None else ForebayReport(report)
+        news = self.worker_half.report()
+        return None if news is None else ForebayReport(news)
 
     def shutdown(self) -> None:
         """The process ends."""
         if self._worker is not None:
             worker, self._worker = self._worker, None
             worker.close()
+
+
+def _current_stream(device: Any) -> Callable[[], int]:
+    """The stream of whoever asks on `device`, as the driver's handle."""
+    return lambda: int(torch.cuda.current_stream(device).cuda_stream)

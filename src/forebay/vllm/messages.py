@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.transfer.messages import Transfer, TransferClass
+from forebay.transfer.messages import Report, Transfer, TransferClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +31,12 @@ class Orders:
     cancel: tuple[int, ...]
     expedite: tuple[Expedite, ...]
     idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the worker says with the output of a step."""
+
+    report: Report
+    host_slots: int
+    """Host slots, from the first, that can be used by now."""

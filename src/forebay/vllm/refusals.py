@@ -54,7 +54,7 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (parallel.data_parallel_size > 1, "data parallelism"),
         (config.ec_transfer_config is not None, "an encoder-cache connector"),
         (
-            config.device_config.device_type != "cpu",
+            config.device_config.device_type not in ("cpu", "cuda"),
             f"devices of {config.device_config.device_type}",
         ),
     ]

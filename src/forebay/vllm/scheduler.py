@@ -33,10 +33,10 @@ from forebay.core.requests import NotYet, Request, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 from forebay.errors import ProtocolError
-from forebay.transfer.messages import Completion, Outcome, Report
+from forebay.transfer.messages import Completion, Outcome
 from forebay.vllm.adapter import BlockPool, Step, VllmRequest, hash_of
 from forebay.vllm.mailbox import Mailbox
-from forebay.vllm.messages import Orders
+from forebay.vllm.messages import News, Orders
 from forebay.vllm.pool import VllmDevicePool
 from forebay.vllm.records import Record, Turn, Wishes
 
@@ -75,8 +75,14 @@ class SchedulerHalf:
             block_tokens=settings.block_tokens,
             kept_free=kept_free,
         )
+        # The worker says how many there are, with its first output: saves wait for that.
+        self._host_slots = 0
         self._store = store = Store(
-            key_bytes, settings.device_slots, settings.host_slots, self._device
+            key_bytes,
+            settings.device_slots,
+            settings.host_slots,
+            self._device,
+            lambda: self._host_slots,
         )
         self._mail = mail = Mailbox()
         self.rates = rates = Rates(Average(settings.link_bytes_per_s))
@@ -174,19 +180,22 @@ class SchedulerHalf:
             free_run_slots = max(0, self._most_running - len(running))
             self._ahead.plan(now_s, running, free_run_slots, 0)
         self._name_loads(now_s)
-        self._saves.flush(now_s)
+        if self._host_slots:
+            self._saves.flush(now_s)
         self._device.guard(self._next_step_blocks)
         self._device.load_stamp = number
         return self._mail.post(number, settle, idle=not step.tokens)
 
-    def heard(self, report: Report | None) -> None:
-        """A step's output came, with the worker's report, if it has something to say."""
+    def heard(self, told: News | None) -> None:
+        """A step's output came, with the worker's news, if it has something to say."""
         now_s = self._clock()
         self._note_step(now_s)
-        if report is None:
+        if told is None:
             return
         self._catch_up()
-        self._mail.deliver(report)
+        self._host_slots = told.host_slots
+        self._store.advance(told.report.completed_step)
+        self._mail.deliver(told.report)
         news = self._mail.poll()
         for transfer in news.issued:
             self._loads.issued(transfer, now_s)

@@ -3,22 +3,26 @@
 It carries out orders and decides nothing. Each step: what must not read its slots any more is ended
 before it starts (`begin`), what may move beside it is submitted, and once it is launched
 (`launched`) what waits for it goes on.
+
+On a GPU a step is launched long before it runs, and the next one too. What orders copies against
+steps is the same: a step's number counts when the event recorded behind it on vLLM's stream has
+come. No step waits for a load: vLLM finds a block only after its load was seen to have ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from forebay.errors import SettingsError
-from forebay.transfer.arena import HostArena
+from forebay.transfer.host import HostMemory
 from forebay.transfer.messages import Completion, Outcome, Report
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
-from forebay.vllm.messages import Orders
+from forebay.vllm.messages import News, Orders
 from forebay.vllm.options import Options
 
 _SETTLE_S = 30.0
@@ -29,24 +33,46 @@ _CLOSE_S = 10.0
 
 
 class WorkerHalf:
-    """Moves between vLLM's `caches`, by layer, and host memory of its own.
+    """Moves between vLLM's `caches`, by layer or in one piece, and host memory of its own.
 
-    Raises SettingsError for tensors in which a block's bytes cannot be told.
+    `stream` is the stream that vLLM launches steps on, as a driver's handle, where it has a GPU.
+    Raises SettingsError for tensors in which a block's bytes cannot be told, and for host memory
+    that cannot be had.
     """
 
-    def __init__(self, shape: KVShape, options: Options, caches: Mapping[str, Any]) -> None:
-        device = device_pool(shape, caches)
+    def __init__(
+        self,
+        shape: KVShape,
+        options: Options,
+        caches: Mapping[str, Any],
+        stream: Callable[[], int] = lambda: 0,
+    ) -> None:
+        device = device_of(caches)
+        if device.type == "cuda" and options.copy_bytes_per_s:
+            raise SettingsError(
+                "copy_bytes_per_s slows copies of the CPU only: leave it away on a GPU"
+            )
+        index = (device.index or 0) if device.type == "cuda" else None
         slots = options.host_slots(shape.block_bytes)
-        self._arena = HostArena(slots * shape.block_bytes)
-        self._mover = NativeMover(
-            device,
-            Pool.of([self._arena.blocks(slots, shape.block_bytes)]),
-            window_bytes=options.window(shape.block_bytes),
-            link_bytes_per_s=options.copy_bytes_per_s,
-        )
+        self._stream = stream
+        self._host = HostMemory(slots, shape.block_bytes, index)
+        try:
+            self._mover = NativeMover(
+                device_pool(shape, caches),
+                self._host.pool,
+                backend=device.type,
+                window_bytes=options.window(shape.block_bytes),
+                link_bytes_per_s=options.copy_bytes_per_s,
+                device_index=index or 0,
+            )
+        except BaseException:
+            self._host.close()
+            raise
         self._caches = caches
         self._step = 0
         self._idle = False
+        self._launched = True
+        self._told_slots = 0
         self._issued: list[int] = []
         self._completions: list[Completion] = []
         self._completed_step = 0
@@ -71,29 +97,38 @@ class WorkerHalf:
             self._mover.expedite(each.ids, each.transfer_class, each.deadline_s)
 
     def launched(self) -> None:
-        """The step has run: on a CPU the launch returns when it has."""
+        """All work of the step was given to vLLM's stream; on a CPU it has run."""
         if not self._launched:
             self._launched = True
-            self._mover.step_launched(self._step)
+            self._mover.step_launched(self._step, self._stream())
 
-    def report(self) -> Report | None:
+    def report(self) -> News | None:
         """What is new, if anything is."""
         self.launched()
-        if self._idle and self._flying:
-            self._mover.wait_news(_IDLE_S)
         self._take()
-        if not self._issued and not self._completions:
+        if self._idle:
+            self._wait_for_an_end()
+        slots = self._host.ready_slots()
+        if not self._issued and not self._completions and slots == self._told_slots:
             return None
         report = Report(tuple(self._issued), tuple(self._completions), self._completed_step)
-        self._issued, self._completions = [], []
-        return report
+        self._issued, self._completions, self._told_slots = [], [], slots
+        return News(report, slots)
 
     def close(self) -> None:
         """End the mover and give the host memory back."""
         self._mover.close(_CLOSE_S)
-        self._arena.close()
+        self._host.close()
 
-    _launched = True
+    def _wait_for_an_end(self) -> None:
+        """Wait a little for a copy to end, where none has and some are under way."""
+        until_s = time.monotonic() + _IDLE_S
+        while self._flying and not self._completions:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._mover.wait_news(left_s)
+            self._take()
 
     def _take(self) -> None:
         report = self._mover.poll()
@@ -125,18 +160,27 @@ class WorkerHalf:
         self._torn |= saves & self._flying
 
 
-def device_pool(shape: KVShape, caches: Mapping[str, Any]) -> Pool:
-    """The pool that lies in the tensors of all layers; a tensor that layers share counts once.
+def device_of(caches: Mapping[str, Any]) -> Any:
+    """The one device that all of `caches` are on, as torch tells it."""
+    devices = {tensor.device for tensor in caches.values()}
+    if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        raise SettingsError(
+            f"the KV cache lies on {sorted(map(str, devices))}: one GPU of CUDA or a CPU is "
+            "supported for each worker"
+        )
+    return next(iter(devices))
 
-    In a layer, blocks are the outermost axis in memory, or K and V are, and blocks the next.
+
+def device_pool(shape: KVShape, caches: Mapping[str, Any]) -> Pool:
+    """The pool that lies in the tensors of all layers, or in one of them all; one that layers
+    share counts once.
+
+    In a tensor blocks are the outermost axis in memory, or K and V are, and blocks the next. An
+    attention kernel may see each block as several of its own.
     """
     parts: list[Any] = []
     seen: set[int] = set()
     for name, tensor in caches.items():
-        if tensor.device.type != "cpu":
-            raise SettingsError(
-                f"the KV cache of {name} lies on {tensor.device}; only vLLM on a CPU is supported"
-            )
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             parts += _parts(name, tensor, shape.blocks)
@@ -152,12 +196,18 @@ def device_pool(shape: KVShape, caches: Mapping[str, Any]) -> Pool:
 def _parts(name: str, tensor: Any, blocks: int) -> list[Any]:
     order = sorted(range(tensor.dim()), key=lambda axis: -int(tensor.stride(axis)))
     laid_out = tensor.permute(order)
-    if laid_out.shape[0] == blocks:
-        return [laid_out]
-    if laid_out.shape[0] == 2 and laid_out.shape[1] == blocks:
-        return [laid_out[0], laid_out[1]]
+    if laid_out.shape[0] % blocks == 0:
+        return [_blocks_first(laid_out, blocks)]
+    if laid_out.shape[0] == 2 and laid_out.shape[1] % blocks == 0:
+        return [_blocks_first(each, blocks) for each in (laid_out[0], laid_out[1])]
     raise SettingsError(
         f"the KV cache of {name} has shape {tuple(tensor.shape)} and strides "
         f"{tuple(tensor.stride())}, in which {blocks} blocks are not the outermost axis: this "
         "layout is not supported"
     )
+
+
+def _blocks_first(laid_out: Any, blocks: int) -> Any:
+    """`laid_out`, whose first axis counts a kernel's blocks, by vLLM's."""
+    each = laid_out.shape[0] // blocks
+    return laid_out if each == 1 else laid_out.unflatten(0, (blocks, each))
