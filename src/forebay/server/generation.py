@@ -23,7 +23,7 @@ from forebay.server.exchange import Exchange, Outcome, Piece
 from forebay.server.front import Front
 from forebay.server.guard import Message, Receive, Scope, Send, refuse
 from forebay.server.sender import Sender
-from forebay.server.shapes import Shape
+from forebay.server.shapes import Shape, event_of
 from forebay.server.wire import Usage, usage_of
 
 logger = logging.getLogger("forebay.server")
@@ -67,14 +67,17 @@ class Generation(Response):
             await refuse(error, send)
             return
         leave = partial(self._front.leave, exchange)
-        await serve_connected(self._serve(exchange, send), receive, leave)
+        # What lies between here and the guard looks at the start of a response only, and costs
+        # every event of a stream a coroutine for each layer.
+        more: Send = scope["state"]["send"]
+        await serve_connected(self._serve(exchange, send, more), receive, leave)
 
-    async def _serve(self, exchange: Exchange, send: Send) -> None:
+    async def _serve(self, exchange: Exchange, send: Send, more: Send) -> None:
         try:
             self._front.submit(await self._plan.jobs(exchange))
             await exchange.accepted()
             if self._plan.stream:
-                await self._stream(exchange, send)
+                await self._stream(exchange, send, more)
             else:
                 await self._whole(exchange, send)
         except ForebayError as error:
@@ -93,46 +96,45 @@ class Generation(Response):
     def _keep(self, pieces: list[Piece]) -> None:
         for piece in pieces:
             self._plan.shape.keep(piece)
-            self._note(piece)
+            if piece.outcome is not None:
+                self._note(piece.index, piece.outcome)
 
-    async def _stream(self, exchange: Exchange, send: Send) -> None:
+    async def _stream(self, exchange: Exchange, send: Send, more: Send) -> None:
         plan, shape = self._plan, self._plan.shape
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
         opening = shape.opening(plan.answers)
         if opening:
-            await send(_events(opening))
-        sender = Sender(send, exchange)
+            await more(_part(opening))
+        sender = Sender(more, exchange)
 
         def write(pieces: list[Piece]) -> None:
-            events = [event for piece in pieces if (event := shape.event(piece)) is not None]
-            if events:
-                sender.put(_events(events))
-            elif not pieces:
-                sender.put(_part(_STILL_HERE))
+            events = _STILL_HERE if not pieces else b""
             for piece in pieces:
-                self._note(piece)
+                events += shape.event(piece)
+            if events:
+                sender.put(_part(events))
+            for piece in pieces:
+                if piece.outcome is not None:
+                    self._note(piece.index, piece.outcome)
 
         try:
             await exchange.tell(write)
         except ForebayError as error:
             await sender.rest()
-            await send(_events([self._front.told(error).body]))
+            await more(_part(event_of(self._front.told(error).body)))
         else:
             if plan.include_usage:
-                await send(_events([shape.closing(self._usage())]))
+                await more(_part(shape.closing(self._usage())))
         finally:
             sender.close()
-        await send({"type": "http.response.body", "body": _DONE})
+        await more({"type": "http.response.body", "body": _DONE})
 
-    def _note(self, piece: Piece) -> None:
+    def _note(self, index: int, outcome: Outcome) -> None:
         """Take an answer's end. Raises ApiError for one that failed."""
-        outcome = piece.outcome
-        if outcome is None:
-            return
         if outcome.reason is FinishReason.FAILED:
             logger.error("an answer failed: %s", outcome.error)
             raise ApiError(500, "the model failed on this request; the server's log says why")
-        self._outcomes[piece.index] = outcome
+        self._outcomes[index] = outcome
 
     def _usage(self) -> Usage:
         outcomes = [self._outcomes[index] for index in sorted(self._outcomes)]
@@ -159,10 +161,6 @@ async def _disconnected(receive: Receive) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _events(bodies: list[bytes]) -> Message:
-    return _part(b"data: %b\n\n" % b"\n\ndata: ".join(bodies))
 
 
 def _part(body: bytes) -> Message:

@@ -28,7 +28,7 @@ _TENANT_PREFIX = "/v1/"
 
 class Guard:
     """Refuses what may not come in; puts the tenant into `scope["state"]["tenant"]`, or, where
-    somebody wants to watch, the viewer into `["viewer"]`.
+    somebody wants to watch, the viewer into `["viewer"]`, and its own `send` into `["send"]`.
     """
 
     def __init__(self, app: App, access: Access, settings: ServerSettings) -> None:
@@ -47,6 +47,7 @@ class Guard:
         except ApiError as error:
             await refuse(error, send)
             return
+        scope.setdefault("state", {})["send"] = send
         await self._app(scope, self._bounded(receive), send)
 
     def _admit(self, scope: Scope) -> None:

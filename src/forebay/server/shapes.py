@@ -38,15 +38,20 @@ _encode = msgspec.json.Encoder().encode
 _MARK = secrets.token_hex(16)
 
 
-class Shape(Protocol):
-    """Turns the pieces of one exchange into bytes of JSON. Keeps what a whole answer needs."""
+def event_of(body: bytes) -> bytes:
+    """A server-sent event that carries `body`, JSON."""
+    return b"data: %b\n\n" % body
 
-    def opening(self, answers: int) -> list[bytes]:
-        """Events before the first piece."""
+
+class Shape(Protocol):
+    """Turns the pieces of one exchange into events, or keeps them for a whole answer, JSON."""
+
+    def opening(self, answers: int) -> bytes:
+        """Events before the first piece, if any."""
         ...
 
-    def event(self, piece: Piece) -> bytes | None:
-        """The event of a piece; None if there is nothing to say yet."""
+    def event(self, piece: Piece) -> bytes:
+        """The event of a piece; empty if there is nothing to say yet."""
         ...
 
     def closing(self, usage: Usage) -> bytes:
@@ -77,19 +82,16 @@ class UsageSoFar:
         return Usage(prompt, drawn, prompt + drawn)
 
 
-class _TextEvents:
+class _TextEvents(dict[int, tuple[bytes, bytes]]):
     """The events that say nothing but a text: encoded once for each answer, with a gap for it."""
-
-    def __init__(self) -> None:
-        self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def of(self, index: int, text: str, event: Callable[[int, str], bytes]) -> bytes:
         """What `event` would give."""
-        around = self._around.get(index)
+        around = self.get(index)
         if around is None:
             before, _, after = event(index, _MARK).partition(_encode(_MARK))
-            around = self._around[index] = before, after
-        return b"%b%b%b" % (around[0], _encode(text), around[1])
+            around = self[index] = before, after
+        return around[0] + _encode(text) + around[1]
 
 
 @dataclass(slots=True)
@@ -106,24 +108,24 @@ class CompletionShape:
     _kept: dict[int, list[Piece]] = field(default_factory=dict[int, list[Piece]])
     _texts: _TextEvents = field(default_factory=_TextEvents)
 
-    def opening(self, answers: int) -> list[bytes]:
+    def opening(self, answers: int) -> bytes:
         """Nothing."""
-        return []
+        return b""
 
-    def event(self, piece: Piece) -> bytes | None:
+    def event(self, piece: Piece) -> bytes:
         """Its text and tokens."""
         if not (piece.text or piece.tokens or piece.outcome):
-            return None
+            return b""
         if piece.outcome is None and not self.logprobs and self.so_far is None:
             return self._texts.of(piece.index, piece.text, self._text_event)
-        return _encode(self._of([self._choice([piece])], _so_far(self.so_far, piece)))
+        return event_of(_encode(self._of([self._choice([piece])], _so_far(self.so_far, piece))))
 
     def _text_event(self, index: int, text: str) -> bytes:
-        return _encode(self._of([self._choice([Piece(index, text)])], msgspec.UNSET))
+        return event_of(_encode(self._of([self._choice([Piece(index, text)])], msgspec.UNSET)))
 
     def closing(self, usage: Usage) -> bytes:
         """An event without choices."""
-        return _encode(self._of([], usage))
+        return event_of(_encode(self._of([], usage)))
 
     def keep(self, piece: Piece) -> None:
         """Take a piece of a whole answer."""
@@ -188,24 +190,31 @@ class ChatShape:
     created: int = field(default_factory=lambda: int(time.time()))
     _answers: dict[int, _Answer] = field(default_factory=dict[int, _Answer])
     _texts: _TextEvents = field(default_factory=_TextEvents)
+    _looks_closer: bool = field(init=False)
 
-    def opening(self, answers: int) -> list[bytes]:
+    def __post_init__(self) -> None:
+        """A text that goes out as it comes is most of what is sent."""
+        self._looks_closer = self.tools or self.logprobs or self.so_far is not None
+
+    def opening(self, answers: int) -> bytes:
         """The role, once for each answer."""
         delta = Delta(role="assistant", content="")
-        return [
+        return b"".join(
             self._chunk(
                 [ChunkChoice(index, delta)],
                 msgspec.UNSET if self.so_far is None else self.so_far.add(index, 0),
             )
             for index in range(answers)
-        ]
+        )
 
-    def event(self, piece: Piece) -> bytes | None:
+    def event(self, piece: Piece) -> bytes:
         """Its text, and the calls that it completes."""
+        if piece.outcome is None and piece.text and not self._looks_closer:
+            return self._texts.of(piece.index, piece.text, self._text_event)
         answer = self._answer(piece.index)
         text, calls = self._parted(answer, piece)
         if not (text or calls or piece.tokens or piece.outcome):
-            return None
+            return b""
         if not (calls or self.logprobs or piece.outcome or self.so_far):
             return self._texts.of(piece.index, text, self._text_event)
         first = len(answer.calls) - len(calls)
@@ -270,7 +279,7 @@ class ChatShape:
         return ChatChoice(index, message, logprobs, answer.reason)
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | msgspec.UnsetType) -> bytes:
-        return _encode(ChatChunk(self.id, self.created, self.model, choices, usage=usage))
+        return event_of(_encode(ChatChunk(self.id, self.created, self.model, choices, usage=usage)))
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs:
         return ChatLogprobs(
