@@ -125,7 +125,8 @@ class SchedulerHalf:
             return False
         self._catch_up()
         record.local_tokens = local_tokens
-        if record.turn is Turn.NOT_ASKED:
+        if record.turn in (Turn.NOT_ASKED, Turn.WAITS):
+            # One that waits is seen to be ready at once: its loads may have landed since.
             self._line.refresh(entry)
             record.turn = Turn.WAITS if self._lacks(entry, local_tokens) else Turn.READY
         if record.turn is not Turn.READY:
