@@ -88,6 +88,14 @@ def test_what_has_expired_gets_nothing():
     assert [bring.request for bring in made.bring] == [2]
 
 
+def test_a_hint_that_does_not_fit_stops_nobody():
+    hint, who_waits = wanted(1, to_load=45, expires_s=1e9), wanted(2, here=3)
+    made = plan(hint, who_waits, copy_room=100)
+    assert made.bring == [Bring(1, 40, 40, 1e6, False), Bring(2, 3, 0, 1e6, False)]
+    assert made.refused == [1]
+    assert plan(hint, who_waits, reserve=50).bring == [Bring(2, 3, 0, 1e6, False)]
+
+
 def test_one_event_brings_no_more_than_it_may():
     queue = [wanted(request, here=1) for request in range(9)]
     assert len(plan(*queue, most_brings=3).bring) == 3

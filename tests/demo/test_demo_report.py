@@ -35,6 +35,7 @@ def result(mode: Mode, *answers: Answer, used: int = 100, stall_s: float = 0.5) 
         prefetch_open_bytes=0,
         loaded_bytes=7_000_000,
         saved_bytes=9_000_000,
+        save_s=0.0,
         load_s=2.0,
         evicted_blocks=0,
         dropped_dirty_blocks=0,

@@ -15,7 +15,8 @@ from forebay.transfer.messages import Completion, Outcome
 class CacheStats:
     """Since the start. Blocks by source and miss reason of admitted requests; bytes by outcome.
 
-    `load_s` is how long the link was busy with loads, whatever the number of them at once.
+    `load_s` is how long the link was busy with loads, whatever the number of them at once, `save_s`
+    the same of saves.
     `link_stops`: how often loads hung so that others were left out; `link_stopped`: they are now.
     """
 
@@ -26,6 +27,7 @@ class CacheStats:
     loaded_bytes: int
     saved_bytes: int
     load_s: float
+    save_s: float
     evicted_blocks: int
     dropped_dirty_blocks: int
     given_up_blocks: int
@@ -45,9 +47,11 @@ class Account:
     loaded_bytes: int = 0
     saved_bytes: int = 0
     load_s: float = 0.0
+    save_s: float = 0.0
     failed_loads: int = 0
     failed_saves: int = 0
-    _link_free_s: float = 0.0
+    _loaded_until_s: float = 0.0
+    _saved_until_s: float = 0.0
 
     def admitted(
         self, entry: Waiting, block_tokens: int
@@ -64,15 +68,16 @@ class Account:
         """A load ended. Returns the seconds for which only it, or it first, kept the link busy."""
         self.loaded_bytes += completion.bytes
         self.failed_loads += completion.outcome is Outcome.FAILED
-        began_s = max(completion.started_s, self._link_free_s)
-        busy_s = max(0.0, completion.finished_s - began_s)
-        self._link_free_s = max(self._link_free_s, completion.finished_s)
+        busy_s = _busy_s(completion, self._loaded_until_s)
+        self._loaded_until_s = max(self._loaded_until_s, completion.finished_s)
         self.load_s += busy_s
         return busy_s
 
     def saved(self, completion: Completion) -> None:
         """A save ended."""
         self.saved_bytes += completion.bytes
+        self.save_s += _busy_s(completion, self._saved_until_s)
+        self._saved_until_s = max(self._saved_until_s, completion.finished_s)
         self.failed_saves += completion.outcome is Outcome.FAILED
 
     def stats(self, ledger: PrefetchLedger, counters: StoreCounters, link: LinkWatch) -> CacheStats:
@@ -85,6 +90,7 @@ class Account:
             loaded_bytes=self.loaded_bytes,
             saved_bytes=self.saved_bytes,
             load_s=self.load_s,
+            save_s=self.save_s,
             evicted_blocks=counters.evicted,
             dropped_dirty_blocks=counters.dropped_dirty,
             given_up_blocks=counters.given_up,
@@ -94,6 +100,11 @@ class Account:
             link_stops=link.stops,
             link_stopped=link.stopped,
         )
+
+
+def _busy_s(completion: Completion, busy_until_s: float) -> float:
+    """For how long it alone, or it first, kept its direction of the link busy."""
+    return max(0.0, completion.finished_s - max(completion.started_s, busy_until_s))
 
 
 def _attribute(

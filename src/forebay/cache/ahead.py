@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from forebay.cache.loads import Loads
@@ -10,7 +11,7 @@ from forebay.core.flights import Flights
 from forebay.core.modes import ModeSwitch
 from forebay.core.planner import Running, View, Wanted, expected_starts, make_plan
 from forebay.core.rates import Rates
-from forebay.core.requests import Waiting
+from forebay.core.requests import Hint, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 
@@ -87,30 +88,48 @@ class LookAhead:
     def _wanted(
         self, now_s: float, running: Sequence[Running], free_run_slots: int
     ) -> list[Wanted]:
-        """The head of the queue as the planner sees it; empty when there is nothing to bring."""
+        """The head of the queue, and hints, as the planner sees them, in order of expected start;
+        empty when there is nothing to bring.
+        """
         waiting: list[Waiting] = []
+        hinted: list[tuple[Waiting, Hint]] = []
         lacking = False
         for entry in self._line.head(self._settings.look_ahead_requests):
             if entry.turn_s is None:
                 self._line.refresh(entry)
                 lacking = lacking or entry.here > 0 or self._loads.worth(entry, now_s) > 0
-                waiting.append(entry)
+                if entry.request.hint is None:
+                    waiting.append(entry)
+                else:
+                    hinted.append((entry, entry.request.hint))
         if not lacking:
             return []
         tokens = self._settings.block_tokens
         queue = [entry.request.tokens - len(entry.blocks) * tokens for entry in waiting]
         starts = expected_starts(now_s, running, queue, free_run_slots, self._rates)
-        return [
-            Wanted(
-                entry.request.id,
-                start_s,
-                entry.covered,
-                entry.here,
-                entry.kept,
-                self._loads.worth(entry, now_s),
-            )
+        wanted = [
+            self._as_wanted(entry, start_s, now_s)
             for entry, start_s in zip(waiting, starts, strict=True)
         ]
+        hints = [
+            self._as_wanted(entry, max(now_s, hint.eta_s), now_s, hint.expires_s)
+            for entry, hint in hinted
+        ]
+        hints.sort(key=_eta)
+        return list(heapq.merge(wanted, hints, key=_eta)) if hints else wanted
+
+    def _as_wanted(
+        self, entry: Waiting, eta_s: float, now_s: float, expires_s: float = float("inf")
+    ) -> Wanted:
+        return Wanted(
+            entry.request.id,
+            eta_s,
+            entry.covered,
+            entry.here,
+            entry.kept,
+            self._loads.worth(entry, now_s),
+            expires_s,
+        )
 
     def _rooms(self) -> tuple[int, int]:
         """Blocks that may still be leased ahead, and that may still be copied ahead."""
@@ -130,3 +149,7 @@ class LookAhead:
             if item.covered:
                 self._loads.give_back(self._line[item.request])
                 return
+
+
+def _eta(wanted: Wanted) -> float:
+    return wanted.eta_s

@@ -8,6 +8,8 @@ it ends.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,10 +21,23 @@ from forebay.errors import ProtocolError
 _COPIES, _SOLE = 0, 1
 
 
+class HostWatch(Protocol):
+    """Is told which blocks host memory has, as that changes."""
+
+    def saved(self, blocks: Ids) -> None:
+        """`blocks` (root first) are in host memory from now on."""
+        ...
+
+    def dropped(self, blocks: Ids) -> None:
+        """`blocks`, saved before, are not in host memory from now on."""
+        ...
+
+
 class HostPool:
     """Slots in host memory, none of them open yet. Blocks are ids below `max_blocks`."""
 
     def __init__(self, slots: int, max_blocks: int) -> None:
+        self.watch: HostWatch | None = None
         self.tier = TierSlots(slots, opened=0)
         self._slot: Ids = np.full(max_blocks, -1, np.int32)
         self._order = EvictionOrder(max_blocks, "a hold")
@@ -52,6 +67,8 @@ class HostPool:
         """The save of `blocks` (root first), which are on the device still, has completed."""
         self.tier.move(self._slot.take(blocks), SlotState.CLEAN)
         self._order.append(blocks, _COPIES)
+        if self.watch is not None:
+            self.watch.saved(blocks)
 
     def hold(self, blocks: Ids) -> None:
         """A copy reads `blocks`: out of the order until `unhold`."""
@@ -98,6 +115,8 @@ class HostPool:
             return
         if np.count_nonzero(self._order.held(blocks)):
             raise ProtocolError("a host slot was to be freed while a copy reads it")
+        if self.watch is not None:
+            self.watch.dropped(blocks[self.valid(blocks)])
         self._order.discard(blocks)
         self.tier.move(self._slot.take(blocks), state)
         self._slot.put(blocks, -1)

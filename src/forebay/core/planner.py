@@ -10,6 +10,7 @@ The policy, in order of expected start:
   its own load times before its start. What sooner requests want is leased by then and cannot be
   displaced.
 - The first request that does not fit ends the plan: a later one must not overtake it in the pool.
+  A hint that does not fit ends nothing: it may be wrong, and who waits is there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 
 from forebay.core.rates import Rates
 
+_NEVER = float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -27,7 +30,7 @@ class Wanted:
 
     Of the blocks it matched, the first `covered` are under its prefetch lease. Behind them lie
     `here` that need only a lease (on the device, or being loaded for somebody), `kept` of which
-    others lease already, and `to_load` that have only a host copy.
+    others lease already, and `to_load` that have only a host copy. Only a hint expires.
     """
 
     request: int
@@ -36,7 +39,7 @@ class Wanted:
     here: int
     kept: int
     to_load: int
-    expires_s: float = float("inf")
+    expires_s: float = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +138,13 @@ def make_plan(view: View, rates: Rates) -> Plan:
             most = max(0, min(wanted.to_load, protected_room, lease_room - idle, copy_room))
             protected, blocks = most > blocks, max(most, blocks)
         reach = min(wanted.here + blocks, wanted.kept + lease_room)
-        plan.bring.append(Bring(wanted.request, reach, blocks, wanted.eta_s, protected))
+        hint = wanted.expires_s < _NEVER
+        if reach or not hint:
+            plan.bring.append(Bring(wanted.request, reach, blocks, wanted.eta_s, protected))
         if blocks < wanted.to_load:
             plan.refused.append(wanted.request)
-            break
+            if not hint:
+                break
         room -= blocks
         protected_room -= blocks + idle
         lease_room -= blocks + idle

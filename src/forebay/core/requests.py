@@ -13,6 +13,17 @@ from forebay.core.directory import Session
 from forebay.core.ledger import MissReason, Source
 
 
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Word that a request which begins like this one comes at about `eta_s`.
+
+    What it brings is kept for that request until `expires_s`. Both in the caller's clock.
+    """
+
+    eta_s: float
+    expires_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request as the cache sees it.
@@ -20,6 +31,7 @@ class Request:
     `keys` are the block keys of all whole blocks of its `tokens` known tokens, one after the other,
     `max_answer_tokens` what it may still add. Smaller `priority` goes first, then earlier arrival.
     `session` is that of the ticket of the conversation's last turn: its match goes on from there.
+    With a `hint` it is only word of another request, and starts nothing: whoever waits comes first.
     """
 
     id: int
@@ -32,6 +44,7 @@ class Request:
     no_cache: bool = False
     no_save: bool = False
     session: Session | None = None
+    hint: Hint | None = None
 
 
 class NotYet(StrEnum):
@@ -143,9 +156,10 @@ class Waiting:
     extended: bool = True
 
     @property
-    def order(self) -> tuple[int, float, int]:
-        """The queue is sorted by this."""
-        return (self.request.priority, self.request.arrival_s, self.request.id)
+    def order(self) -> tuple[bool, int, float, int]:
+        """The queue is sorted by this: hints behind all that wait."""
+        request = self.request
+        return (request.hint is not None, request.priority, request.arrival_s, request.id)
 
     @property
     def loadable(self) -> int:

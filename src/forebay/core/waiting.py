@@ -183,7 +183,7 @@ class WaitingLine:
             del self._ends[place]
 
 
-def _order(entry: Waiting) -> tuple[int, float, int]:
+def _order(entry: Waiting) -> tuple[bool, int, float, int]:
     return entry.order
 
 

@@ -253,6 +253,7 @@ class _EngineCollector(Collector):
         yield make.count("forebay:loaded_bytes", "Host to device.", cache.loaded_bytes)
         yield make.count("forebay:saved_bytes", "Device to host.", cache.saved_bytes)
         yield make.count("forebay:load_seconds", "The link was busy loading.", cache.load_s)
+        yield make.count("forebay:save_seconds", "The link was busy saving.", cache.save_s)
         yield make.count_by(
             "forebay:failed_transfers",
             "Transfers that the link failed or never ended.",

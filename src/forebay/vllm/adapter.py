@@ -98,7 +98,8 @@ class VllmRequest(Protocol):
     num_output_tokens: int
     max_tokens: int
     block_hashes: list[bytes]
-    kv_transfer_params: dict[str, Any] | None
+    all_token_ids: Sequence[int]
+    kv_transfer_params: object
     skip_reading_prefix_cache: bool
 
 

@@ -24,7 +24,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 
 from forebay.errors import ProtocolError, SettingsError
 from forebay.vllm.adapter import missing_parts, read_shape, read_step
+from forebay.vllm.kv_events import as_vllm_events
+from forebay.vllm.measures import Growth, Stopwatch
 from forebay.vllm.messages import News, Orders
+from forebay.vllm.metrics import ForebayPromMetrics, ForebayStats
 from forebay.vllm.options import Options
 from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
 from forebay.vllm.scheduler import SchedulerHalf
@@ -61,6 +64,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._shape = read_shape(kv_cache_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+        self._watch = Stopwatch()
+        self._growth = Growth()
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
@@ -111,40 +116,56 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             step_tokens=limits.max_num_batched_tokens,
             by_priority=str(limits.policy) == "priority",
             kept_free=int(limits.watermark * gpu_block_pool.num_gpu_blocks),
+            hint_bounds=self._options.hint_bounds(gpu_block_pool.num_gpu_blocks - 1),
+            mode_file=self._options.mode_file,
+            events=bool(gpu_block_pool.enable_kv_cache_events),
         )
 
     def on_new_request(self, request: Any) -> None:
         """A request was queued."""
-        self.scheduler_half.arrive(request)
+        with self._watch.running():
+            self.scheduler_half.arrive(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Nothing besides what vLLM finds itself, or ask again at the next step."""
-        again = self.scheduler_half.asked(request, num_computed_tokens)
+        with self._watch.running():
+            again = self.scheduler_half.asked(request, num_computed_tokens)
         return (None if again else 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request starts."""
-        self.scheduler_half.admitted(request)
+        with self._watch.running():
+            self.scheduler_half.admitted(request)
 
     def build_connector_meta(self, scheduler_output: Any) -> ForebayOrders:
         """The orders that go with a step."""
-        return ForebayOrders(self.scheduler_half.orders(read_step(scheduler_output)))
+        with self._watch.running():
+            orders = self.scheduler_half.orders(read_step(scheduler_output))
+        self._watch.step()
+        return ForebayOrders(orders)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """A step's output came."""
         meta = connector_output.kv_connector_worker_meta
-        self.scheduler_half.heard(meta.news if isinstance(meta, ForebayReport) else None)
+        with self._watch.running():
+            self.scheduler_half.heard(meta.news if isinstance(meta, ForebayReport) else None)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        """The request ended; its blocks may be freed."""
-        self.scheduler_half.finish(request)
-        return False, None
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The request ended; its blocks may be freed. Its client is told what came of its wishes.
+
+        An aborted one goes too, whatever its state; vLLM calls this once for each.
+        """
+        with self._watch.running():
+            answer = self.scheduler_half.finish(request)
+        return False, answer
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, None]:
+    ) -> tuple[bool, dict[str, Any] | None]:
         """The same."""
         return self.request_finished(request, block_ids[0])
 
@@ -160,6 +181,52 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """Forget all that was saved: the weights may have changed."""
         self.scheduler_half.forget_all()
         return True
+
+    def take_events(self) -> list[Any]:
+        """KV events of host memory, where vLLM publishes events."""
+        if self._scheduler is None or self._scheduler.events is None:
+            return []
+        return as_vllm_events(self._scheduler.events.take(), self._shape.block_tokens)
+
+    # -- of either -------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> ForebayStats | None:
+        """What was counted since the last time."""
+        if self._worker is not None:
+            counters = self._growth.since(self._worker.counters())
+            return _if_any(ForebayStats({"counters": counters, "gauges": {}, "samples": {}}))
+        if self._scheduler is None:
+            return None
+        books = self._scheduler.books
+        samples = {
+            "forebay:request_load_wait_seconds": books.take_load_waits(),
+            "forebay:scheduler_seconds": self._watch.take(),
+        }
+        return _if_any(
+            ForebayStats(
+                {
+                    "counters": self._growth.since(books.counters()),
+                    "gauges": self._growth.changed(books.gauges()),
+                    "samples": {name: taken for name, taken in samples.items() if taken},
+                }
+            )
+        )
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Any = None) -> ForebayStats:
+        """What arrived from an engine."""
+        return ForebayStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ForebayPromMetrics:
+        """Its metrics in vLLM's `/metrics`."""
+        return ForebayPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- in the worker ---------------------------------------------------------------------------
 
@@ -208,3 +275,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 def _current_stream(device: Any) -> Callable[[], int]:
     """The stream of whoever asks on `device`, as the driver's handle."""
     return lambda: int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _if_any(stats: ForebayStats) -> ForebayStats | None:
+    return None if stats.is_empty() else stats

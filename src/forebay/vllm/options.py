@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from forebay.bounds import Bound, Real, Whole, settle
+from forebay.bounds import SHARE, Bound, Made, Real, Whole, settle
 from forebay.config import CACHE_BOUNDS, MIB, CacheSettings, SaveMode
-from forebay.core.modes import Mode, policy_of
+from forebay.core.modes import Mode
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
+from forebay.vllm.control import usable_mode
+from forebay.vllm.hints import HintBounds
 
 # A pool of fewer windows than this would hold back short copies behind long ones.
 _LEAST_WINDOWS = 4
@@ -25,22 +27,26 @@ class Options:
     # Host memory for KV of this engine. No default: it is the machine's owner who knows.
     host_bytes: int
     mode: Mode = Mode.LOOK_AHEAD
+    # The off switch: a file that names the mode while vLLM runs. Empty: there is none.
+    mode_file: str = ""
     save_mode: SaveMode = SaveMode.WRITE_THROUGH
     look_ahead_requests: int = 64
     prefetch_share: float = 0.5
     reserve_share: float = 0.05
     min_load_tokens: int = 64
     min_save_tokens: int = 0
+    # Hints that are open at once, the share of the device's blocks that they may bring and keep
+    # together, and how long after its eta one keeps them at most.
+    hints: int = 64
+    hint_share: float = 0.25
+    hint_expiry_s: float = 60.0
     window_bytes: int = 8 * MIB
     # Slows the copies of the CPU to a link's rate, to see what a slow link does; 0 does not.
     copy_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         settle(self, _BOUNDS)
-        if policy_of(self.mode).stalls_step:
-            raise SettingsError(
-                f"mode {self.mode.value} stalls steps, and steps are vLLM's: use b0, b3 or b4"
-            )
+        usable_mode(self.mode)
 
     @classmethod
     def parse(cls, extra: Mapping[str, object]) -> Options:
@@ -75,6 +81,10 @@ class Options:
         most = self.host_slots(block_bytes) * block_bytes // _LEAST_WINDOWS
         return max(block_bytes, min(self.window_bytes, most))
 
+    def hint_bounds(self, device_slots: int) -> HintBounds:
+        """What hints may take of `device_slots` blocks."""
+        return HintBounds(self.hints, int(device_slots * self.hint_share), self.hint_expiry_s)
+
     def settings(self, *, block_tokens: int, block_bytes: int, device_slots: int) -> CacheSettings:
         """The settings of a cache over `device_slots` blocks of vLLM's pool."""
         return CacheSettings(
@@ -100,6 +110,10 @@ _SHARED = [field.name for field in fields(Options) if field.name in CACHE_BOUNDS
 _BOUNDS: dict[str, Bound] = {
     **{name: CACHE_BOUNDS[name] for name in _SHARED},
     "host_bytes": Whole(1),
+    "mode_file": Made(str),
+    "hints": Whole(0),
+    "hint_share": SHARE,
+    "hint_expiry_s": Real(0.0, 86_400.0),
     "copy_bytes_per_s": Real(0.0, 1e18, note="0 does not slow copies"),
 }
 

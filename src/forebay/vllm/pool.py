@@ -114,6 +114,10 @@ class VllmDevicePool:
             found = next_free(self._pool, count)
             self._to_tail(found, self._spared(_ids(found), protected=True))
 
+    def content_of(self, block: int) -> bytes:
+        """vLLM's hash of what is in `block`, which has a copy in some tier."""
+        return self._content[block]
+
     # -- room ------------------------------------------------------------------------------------
 
     @property

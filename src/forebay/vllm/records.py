@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, cast
+from typing import Any
 
 from forebay.core.directory import Session
+from forebay.core.requests import Hint
 from forebay.vllm.adapter import Scheduled, VllmRequest
+from forebay.vllm.wishes import NAME, Wishes
 
 
 class Turn(Enum):
@@ -22,24 +23,6 @@ class Turn(Enum):
     READY = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a request asks of the cache, in `kv_transfer_params` under "forebay"."""
-
-    no_cache: bool = False
-    no_save: bool = False
-
-    @classmethod
-    def of(cls, request: VllmRequest) -> Wishes:
-        """The wishes of `request`; what is not understood is no wish."""
-        given: Any = (request.kv_transfer_params or {}).get("forebay")
-        asked: Mapping[str, object] = {} if not isinstance(given, dict) else cast(Any, given)
-        return cls(
-            no_cache=bool(request.skip_reading_prefix_cache or asked.get("no_cache") is True),
-            no_save=asked.get("no_save") is True,
-        )
-
-
 @dataclass(slots=True)
 class Record:
     """One of vLLM's requests. `id` is ours."""
@@ -48,6 +31,12 @@ class Record:
     request: VllmRequest
     arrival_s: float
     wishes: Wishes
+    hint: Hint | None = None
+    """What it says of a request to come, and is nothing else."""
+    hint_refused: str = ""
+    """Why its hint was not taken up."""
+    asked_s: float | None = None
+    """When vLLM was first told to ask again about it, since it waits."""
     turn: Turn = Turn.NOT_ASKED
     local_tokens: int = 0
     """What vLLM found in its own cache when it last asked."""
@@ -70,4 +59,25 @@ class Record:
     def waits_again(self) -> None:
         """It was preempted."""
         self.running, self.turn, self.local_tokens = False, Turn.NOT_ASKED, 0
+        self.asked_s = None
         self.table, self.named, self.session = [], 0, None
+
+    def answer(self) -> dict[str, Any] | None:
+        """What its client is told in the answer's `kv_transfer_params`, if it asked for anything.
+
+        `found_tokens` of the prompt were on the device when it started.
+        """
+        wishes = self.wishes
+        if not wishes.said:
+            return None
+        told: dict[str, Any] = {}
+        if wishes.ignored:
+            told["ignored"] = wishes.complaints()
+        if self.hint_refused:
+            told["hint"] = {"refused": self.hint_refused}
+        elif self.hint is not None:
+            told["hint"] = {
+                "found_tokens": self.local_tokens,
+                "expiry_s": round(self.hint.expires_s - self.hint.eta_s, 3),
+            }
+        return {NAME: told}

@@ -12,20 +12,18 @@ not hold yet. Loads start when the step is complete (`orders`), and go out with 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from forebay.cache.account import Account, CacheStats
+from forebay.cache.account import CacheStats
 from forebay.cache.ahead import LookAhead
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
-from forebay.core.arrays import Ids
-from forebay.core.device_pool import LeaseKind
 from forebay.core.flights import Flights
-from forebay.core.ledger import MissReason, PrefetchLedger, Source
+from forebay.core.ledger import PrefetchLedger
 from forebay.core.modes import ModeSwitch
 from forebay.core.planner import Running
 from forebay.core.rates import Average, Rates
@@ -34,21 +32,25 @@ from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 from forebay.errors import ProtocolError
 from forebay.transfer.messages import Completion, Outcome
-from forebay.vllm.adapter import BlockPool, Step, VllmRequest, hash_of
+from forebay.vllm.adapter import BlockPool, Step, VllmRequest
+from forebay.vllm.books import Books
+from forebay.vllm.control import ModeFile
+from forebay.vllm.events import HostEvents
+from forebay.vllm.hints import NO_HINTS, HintBounds, Hints
 from forebay.vllm.mailbox import Mailbox
 from forebay.vllm.messages import News, Orders
+from forebay.vllm.naming import Naming
 from forebay.vllm.pool import VllmDevicePool
-from forebay.vllm.records import Record, Turn, Wishes
-
-# More batches than any pipeline of vLLM's has; outputs that never come do not pile up.
-_MOST_UNDER_WAY = 64
+from forebay.vllm.records import Record, Turn
+from forebay.vllm.wishes import Wishes
 
 
 class SchedulerHalf:
     """Decides over `pool`. One thread calls it, in the order of vLLM's scheduler.
 
     `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
-    watermark in blocks, `key_bytes` the width of its block hashes. `clock` is that of the worker.
+    watermark in blocks, `key_bytes` the width of its block hashes. `mode_file` is the off switch,
+    `events` says whether anybody wants KV events. `clock` is that of the worker.
     """
 
     def __init__(
@@ -61,6 +63,9 @@ class SchedulerHalf:
         step_tokens: int,
         by_priority: bool = False,
         kept_free: int = 0,
+        hint_bounds: HintBounds = NO_HINTS,
+        mode_file: str = "",
+        events: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -93,15 +98,30 @@ class SchedulerHalf:
         self._loads = Loads(settings, switch, store, line, flights, ledger, rates, mail)
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
         self._saves = Saves(settings, switch, store, flights, rates, mail)
-        self._account = Account()
+        self._mode_file = ModeFile(mode_file, settings.mode)
+        self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
+        self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)
+        self.events: HostEvents | None = None
+        if events:
+            self.events = HostEvents(
+                store.max_blocks, settings.block_tokens, self._device.content_of
+            )
+            store.host.watch = self.events
+        self._naming = Naming(
+            settings.block_tokens,
+            pool,
+            self._device,
+            store,
+            switch,
+            line,
+            self._saves,
+            self.events,
+        )
         self._records: dict[str, Record] = {}
         self._by_id: dict[int, Record] = {}
         self._asked: dict[int, Record] = {}
         self._last_id = 0
         self._resets = 0
-        # Steps whose output has not come: prefill tokens, decode tokens, when they were scheduled.
-        self._under_way: deque[tuple[int, int, float]] = deque(maxlen=_MOST_UNDER_WAY)
-        self._heard_s = 0.0
         self._moved_s = 0.0
 
     # -- requests --------------------------------------------------------------------------------
@@ -112,6 +132,7 @@ class SchedulerHalf:
         arrival_s = request.arrival_time if self._by_priority else self._clock()
         record = Record(self._last_id, request, arrival_s, Wishes.of(request))
         self._records[request.request_id] = self._by_id[record.id] = record
+        self._note_wishes(record)
         self._wait(record)
 
     def asked(self, request: VllmRequest, local_tokens: int) -> bool:
@@ -125,12 +146,17 @@ class SchedulerHalf:
             return False
         self._catch_up()
         record.local_tokens = local_tokens
+        if record.hint is not None:
+            lacks = self._lacks(entry, local_tokens)
+            return self._hints.waits(record.id, self._clock(), lacks=lacks)
         if record.turn in (Turn.NOT_ASKED, Turn.WAITS):
             # One that waits is seen to be ready at once: its loads may have landed since.
             self._line.refresh(entry)
             record.turn = Turn.WAITS if self._lacks(entry, local_tokens) else Turn.READY
         if record.turn is not Turn.READY:
             self._asked[record.id] = record
+        if record.turn is Turn.WAITS and record.asked_s is None:
+            record.asked_s = self._clock()
         return record.turn is Turn.WAITS
 
     def admitted(self, request: VllmRequest) -> None:
@@ -139,28 +165,41 @@ class SchedulerHalf:
         entry = None if record is None else self._line.get(record.id)
         if record is None or entry is None:
             return
+        if record.hint is not None:
+            self._hints.answered(record.id)
+            return
         self._asked.pop(record.id, None)
         found = record.local_tokens // self.settings.block_tokens
         read = entry.blocks[: min(found, entry.covered)]
         now_s = self._clock()
         self._ledger.read(read, now_s if entry.turn_s is None else entry.turn_s)
-        self._note_sources(entry, found)
+        self.books.started(record, entry, now_s)
         self._leave_line(entry)
+        self._hints.came(entry.request)
 
-    def finish(self, request: VllmRequest) -> None:
-        """The request ended, whatever its state; its blocks are vLLM's still."""
+    def finish(self, request: VllmRequest) -> dict[str, Any] | None:
+        """The request ended, whatever its state; its blocks are vLLM's still.
+
+        Returns what its client is told.
+        """
         record = self._records.pop(request.request_id, None)
         if record is None:
-            return
-        del self._by_id[record.id]
+            return None
         self._asked.pop(record.id, None)
+        if record.running:
+            self._catch_up()
+            self._naming.name(self._namespace, record, request.num_computed_tokens)
+        if record.hint is not None:
+            if not self._hints.ended(record.id):
+                self._by_id.pop(record.id, None)
+            return record.answer()
+        del self._by_id[record.id]
         entry = self._line.get(record.id)
         if entry is not None:
             self._leave_line(entry)
         if record.running:
-            self._catch_up()
-            self._name(record, request.num_computed_tokens)
             self.rates.answered(request.num_output_tokens)
+        return record.answer()
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -169,11 +208,12 @@ class SchedulerHalf:
         number = self._store.newest_step + 1
         self._store.newest_step = number
         now_s = self._clock()
+        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
         self._catch_up()
+        self._hints.expire(now_s)
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
-        decode = sum(part.tokens == 1 for part in step.scheduled)
-        self._under_way.append((step.tokens - decode, decode, now_s))
+        self.books.scheduled(step, now_s, loads_lack=bool(self._asked))
         self._take_turns(now_s)
         self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         running = [self._progress(record) for record in self._records.values() if record.running]
@@ -190,7 +230,7 @@ class SchedulerHalf:
     def heard(self, told: News | None) -> None:
         """A step's output came, with the worker's news, if it has something to say."""
         now_s = self._clock()
-        self._note_step(now_s)
+        self.books.step_ended(now_s)
         if told is None:
             return
         self._catch_up()
@@ -221,6 +261,7 @@ class SchedulerHalf:
         self._resets += 1
         self._device.disown_loads()
         self._asked.clear()
+        self._hints.drop_all()
         for entry in list(self._line):
             record = self._by_id[entry.request.id]
             self._leave_line(entry)
@@ -231,15 +272,43 @@ class SchedulerHalf:
 
     def stats(self) -> CacheStats:
         """Counters since the start."""
-        return self._account.stats(self._ledger, self._store.counters, self._loads.link)
+        return self.books.stats()
 
     # -- inside: the queue -----------------------------------------------------------------------
+
+    def _note_wishes(self, record: Record) -> None:
+        wishes = record.wishes
+        self.books.asked(record)
+        if wishes.hint is not None:
+            hint = self._hints.accept(
+                record.id,
+                wishes.hint,
+                record.request,
+                self._clock(),
+                looks_ahead=self._switch.policy.look_ahead,
+            )
+            if isinstance(hint, str):
+                record.hint_refused = hint
+            else:
+                record.hint = hint
+
+    def _let_hint_go(self, hint: int) -> None:
+        """The hint is over: its entry leaves the line; its own request goes on like any other."""
+        record = self._by_id[hint]
+        record.hint = None
+        entry = self._line.get(hint)
+        if entry is not None:
+            self._leave_line(entry)
+        if record.request.request_id not in self._records:
+            del self._by_id[hint]
 
     def _wait(self, record: Record) -> None:
         request = record.request
         hashes = request.block_hashes
         if len(hashes) != request.num_tokens // self.settings.block_tokens:
             return  # not one hash for each block: nothing of it can be named
+        if record.id in self._line:
+            return  # a hint that was preempted stands there still
         self._line.add(
             Request(
                 id=record.id,
@@ -251,6 +320,7 @@ class SchedulerHalf:
                 priority=request.priority if self._by_priority else 0,
                 no_cache=record.wishes.no_cache,
                 no_save=record.wishes.no_save,
+                hint=record.hint,
             )
         )
 
@@ -314,54 +384,7 @@ class SchedulerHalf:
             record = self._records.get(part.request)
             if record is not None:
                 record.scheduled(part)
-                self._name(record, part.start + part.tokens)
-
-    def _name(self, record: Record, tokens: int) -> None:
-        """The first `tokens` of a request are computed, or are by the newest step: its full blocks
-        go to the directory, and are saved.
-        """
-        hashes = record.request.block_hashes
-        whole = min(tokens // self.settings.block_tokens, len(hashes), len(record.table))
-        if whole <= record.named or record.wishes.no_save or not self._switch.policy.host_tier:
-            return
-        # vLLM names a block when it knows all its tokens, at times a step after it was filled.
-        blocks = self._pool.blocks
-        while whole > record.named and (
-            hash_of(blocks[record.table[whole - 1]]) != hashes[whole - 1]
-        ):
-            whole -= 1
-        keys = b"".join(hashes[:whole])
-        match = self._store.match(self._namespace, keys, record.session)
-        found, record.session = match.ids, match.session
-        self._turn_up(record, found)
-        if len(found) < whole:
-            self._add(record, keys, found, whole)
-        record.named = whole
-
-    def _turn_up(self, record: Record, found: Ids) -> None:
-        """Of blocks that only host memory had, `record` computed some again."""
-        places = np.arange(min(record.named, len(found)), len(found))
-        places = places[~self._store.resident(found[places])]
-        if len(places):
-            table, hashes = np.array(record.table, np.int32), record.request.block_hashes
-            computed: list[int] = places.tolist()
-            self._device.offer(table[places], [hashes[place] for place in computed])
-            self._store.turned_up(found[places])
-            self._store.wrote(found[places], self._store.newest_step)
-
-    def _add(self, record: Record, keys: bytes, found: Ids, whole: int) -> None:
-        """Blocks `len(found)` up to `whole` of its table are new."""
-        store, first = self._store, len(found)
-        slots = np.array(record.table[first:whole], np.int32)
-        self._device.offer(slots, record.request.block_hashes[first:whole])
-        blocks = store.compute(whole - first, protected=False)
-        if blocks is None:
-            raise ProtocolError("vLLM's own blocks found no place in the books")
-        store.wrote(blocks, store.newest_step)
-        store.publish(self._namespace, keys, first, blocks, record.session)
-        store.release(blocks, LeaseKind.HARD)
-        self._saves.computed(blocks, np.concatenate([found, blocks]))
-        self._line.published(self._namespace, int(found[-1]) if first else -1)
+                self._naming.name(self._namespace, record, part.start + part.tokens)
 
     def _name_loads(self, now_s: float) -> None:
         """vLLM finds what loads bring by the hashes of a request that they are for."""
@@ -379,38 +402,9 @@ class SchedulerHalf:
             raise ProtocolError(f"transfer {completion.id} ended twice")
         if flight.is_load:
             self._moved_s = now_s
-            self._loads.ended(completion, self._account.loaded(completion), now_s)
+            self._loads.ended(completion, self.books.account.loaded(completion), now_s)
             return
         self._saves.ended(completion, now_s)
-        self._account.saved(completion)
+        self.books.account.saved(completion)
         if completion.outcome is Outcome.CANCELLED:
             self._saves.again(flight.blocks[completion.blocks_done :])
-
-    # -- inside: the books -----------------------------------------------------------------------
-
-    def _note_sources(self, entry: Waiting, found: int) -> None:
-        """Where the blocks of an admitted request came from, and why others did not."""
-        asked = entry.request.tokens // self.settings.block_tokens
-        loaded = int(np.count_nonzero(entry.origins[:found]))
-        sources, misses = self._account.sources, self._account.misses
-        sources[Source.HOST] += loaded
-        sources[Source.DEVICE] += found - loaded
-        sources[Source.RECOMPUTED] += asked - found
-        if entry.request.no_cache or not self._switch.policy.host_tier:
-            misses[MissReason.DISABLED] += asked - found
-            return
-        known = max(0, len(entry.blocks) - found)
-        reason = entry.limit_reason
-        if entry.limit is None and known:
-            reason = MissReason.STOPPED if self._loads.link.stopped else MissReason.SHORT
-        misses[reason] += known
-        misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
-        misses[MissReason.LAST] += asked - max(found, entry.usable)
-
-    def _note_step(self, now_s: float) -> None:
-        """How long the step took whose output came."""
-        if not self._under_way:
-            return
-        prefill, decode, began_s = self._under_way.popleft()
-        self.rates.stepped(prefill, decode, now_s - max(began_s, self._heard_s))
-        self._heard_s = now_s

@@ -22,6 +22,7 @@ from forebay.transfer.messages import Completion, Outcome, Report
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
+from forebay.vllm.measures import Values
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.options import Options
 
@@ -78,6 +79,7 @@ class WorkerHalf:
         self._completed_step = 0
         self._flying: set[int] = set()
         self._torn: set[int] = set()
+        self._settled_s = 0.0
 
     def begin(self, orders: Orders) -> None:
         """A step is about to start. Waits for saves that read slots which it may write."""
@@ -114,6 +116,10 @@ class WorkerHalf:
         report = Report(tuple(self._issued), tuple(self._completions), self._completed_step)
         self._issued, self._completions, self._told_slots = [], [], slots
         return News(report, slots)
+
+    def counters(self) -> dict[str, Values]:
+        """What only a worker can count, by the names of its metrics."""
+        return {"forebay:settle_seconds": {"": self._settled_s}}
 
     def close(self) -> None:
         """End the mover and give the host memory back."""
@@ -153,11 +159,13 @@ class WorkerHalf:
     def _settle(self, saves: set[int]) -> None:
         """End `saves`, or take care that nothing of them is used."""
         self._mover.cancel(sorted(saves))
-        until_s = time.monotonic() + _SETTLE_S
+        began_s = time.monotonic()
+        until_s = began_s + _SETTLE_S
         while saves & self._flying and time.monotonic() < until_s:
             self._mover.wait_news(0.1)
             self._take()
         self._torn |= saves & self._flying
+        self._settled_s += time.monotonic() - began_s
 
 
 def device_of(caches: Mapping[str, Any]) -> Any:

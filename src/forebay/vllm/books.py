@@ -1,0 +1,111 @@
+"""The books of the half in vLLM's scheduler: where blocks came from, how long steps take."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from forebay.cache.account import Account, CacheStats
+from forebay.cache.link import LinkWatch
+from forebay.config import CacheSettings
+from forebay.core.ledger import MissReason, PrefetchLedger, Source
+from forebay.core.modes import ModeSwitch
+from forebay.core.rates import Rates
+from forebay.core.requests import Waiting
+from forebay.core.store import Store
+from forebay.vllm.adapter import Step
+from forebay.vllm.hints import Hints
+from forebay.vllm.measures import Tally, Values, counted, standing
+from forebay.vllm.records import Record
+
+# More batches than any pipeline of vLLM's has; outputs that never come do not pile up.
+_MOST_UNDER_WAY = 64
+
+
+class Books:
+    """Counts what others decide. Changes nothing of theirs but the measured `rates` of steps."""
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        switch: ModeSwitch,
+        store: Store,
+        ledger: PrefetchLedger,
+        link: LinkWatch,
+        rates: Rates,
+        hints: Hints,
+    ) -> None:
+        self._settings = settings
+        self._switch = switch
+        self._store = store
+        self._ledger = ledger
+        self._link = link
+        self._rates = rates
+        self._hints = hints
+        self.account = Account()
+        self.tally = Tally()
+        # Steps whose output has not come: prefill tokens, decode tokens, when they were scheduled.
+        self._under_way: deque[tuple[int, int, float]] = deque(maxlen=_MOST_UNDER_WAY)
+        self._heard_s = 0.0
+
+    def asked(self, record: Record) -> None:
+        """A request came, with its wishes."""
+        for _, why in record.wishes.ignored:
+            self.tally.ignored[why] += 1
+
+    def started(self, record: Record, entry: Waiting, now_s: float) -> None:
+        """A request starts: where its blocks came from, and why others did not."""
+        size = self._settings.block_tokens
+        found = record.local_tokens // size
+        asked = entry.request.tokens // size
+        loaded = int(np.count_nonzero(entry.origins[:found]))
+        waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
+        self.tally.prompt(entry.request.tokens, loaded * size, found * size, waited_s)
+        sources, misses = self.account.sources, self.account.misses
+        sources[Source.HOST] += loaded
+        sources[Source.DEVICE] += found - loaded
+        sources[Source.RECOMPUTED] += asked - found
+        if entry.request.no_cache or not self._switch.policy.host_tier:
+            misses[MissReason.DISABLED] += asked - found
+            return
+        known = max(0, len(entry.blocks) - found)
+        reason = entry.limit_reason
+        if entry.limit is None and known:
+            reason = MissReason.STOPPED if self._link.stopped else MissReason.SHORT
+        misses[reason] += known
+        misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
+        misses[MissReason.LAST] += asked - max(found, entry.usable)
+
+    def scheduled(self, step: Step, now_s: float, *, loads_lack: bool) -> None:
+        """vLLM scheduled `step`, while requests lack loads or not."""
+        decode = sum(part.tokens == 1 for part in step.scheduled)
+        self._under_way.append((step.tokens - decode, decode, now_s))
+        self.tally.step(now_s, computes=step.tokens > 0, loads_lack=loads_lack)
+
+    def step_ended(self, now_s: float) -> None:
+        """The output of the oldest step came: how long it took."""
+        if not self._under_way:
+            return
+        prefill, decode, began_s = self._under_way.popleft()
+        self._rates.stepped(prefill, decode, now_s - max(began_s, self._heard_s))
+        self._heard_s = now_s
+
+    def stats(self) -> CacheStats:
+        """Counters since the start."""
+        return self.account.stats(self._ledger, self._store.counters, self._link)
+
+    def counters(self) -> dict[str, Values]:
+        """All counters of its metrics, by family."""
+        return counted(self.stats(), self.tally, self._hints.outcomes)
+
+    def gauges(self) -> dict[str, Values]:
+        """The gauges of its metrics, as they stand, by family."""
+        gauges = standing(self.stats(), self._store, self._switch.mode, len(self._hints))
+        gauges["forebay:block_bytes"] = {"": self._settings.block_bytes}
+        return gauges
+
+    def take_load_waits(self) -> list[float]:
+        """How long each of the requests that started since the last time waited for loads."""
+        waits, self.tally.load_waits_s = self.tally.load_waits_s, []
+        return waits

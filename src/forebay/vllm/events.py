@@ -1,0 +1,76 @@
+"""KV events: which blocks host memory has, for routers that send requests where their KV is.
+
+vLLM's own events say the same of its block pool, also of blocks that were loaded into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.core.arrays import Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Host memory has a run of blocks, `parent` the hash of the one before; root first."""
+
+    hashes: list[bytes]
+    parent: bytes | None
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """And does not have these any more."""
+
+    hashes: list[bytes]
+
+
+class HostEvents:
+    """Collects events until `take`. A `HostWatch` of the host tier.
+
+    Blocks are ids below `max_blocks` of `block_tokens` tokens, `hash_of` is vLLM's hash of one.
+    """
+
+    def __init__(self, max_blocks: int, block_tokens: int, hash_of: Callable[[int], bytes]) -> None:
+        self._hash_of = hash_of
+        self._parent: Ids = np.full(max_blocks, -1, np.int32)
+        self._tokens: NDArray[np.int32] = np.zeros((max_blocks, block_tokens), np.int32)
+        self._events: list[Stored | Removed] = []
+
+    def named(self, blocks: Ids, parent: int, tokens: Sequence[int]) -> None:
+        """`blocks` follow one another, the first one `parent` (-1: none), and hold `tokens`."""
+        self._parent[blocks[:1]] = parent
+        self._parent[blocks[1:]] = blocks[:-1]
+        self._tokens[blocks] = np.array(tokens, np.int32).reshape(len(blocks), -1)
+
+    def saved(self, blocks: Ids) -> None:
+        """`blocks` (root first) are in host memory from now on."""
+        for run in self._runs(blocks):
+            before = int(self._parent[run[0]])
+            self._events.append(
+                Stored(
+                    [self._hash_of(block) for block in run.tolist()],
+                    None if before < 0 else self._hash_of(before),
+                    self._tokens[run].ravel().tolist(),
+                )
+            )
+
+    def dropped(self, blocks: Ids) -> None:
+        """`blocks`, saved before, are not in host memory from now on."""
+        if len(blocks):
+            self._events.append(Removed([self._hash_of(block) for block in blocks.tolist()]))
+
+    def take(self) -> list[Stored | Removed]:
+        """The events since the last time, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def _runs(self, blocks: Ids) -> Iterator[Ids]:
+        """Parts of `blocks` in which each is the parent of the next."""
+        breaks = np.flatnonzero(self._parent[blocks[1:]] != blocks[:-1]) + 1
+        return (run for run in np.split(blocks, breaks) if len(run))

@@ -1,0 +1,160 @@
+"""Hints: a session comes back soon, so what it will ask for is brought now.
+
+A hint is a request of one token whose prompt begins like the one that is to come. It stands in the
+waiting line behind all that wait, with its eta, and look-ahead brings what it finds in host memory.
+vLLM is told to ask again about it until that has landed; then it runs like any other, with a hit.
+Its entry stays in the line, and what it brought wanted, until its session came or it expires.
+
+Hints come from whoever may send requests, and may be wrong. So they are bounded, by number, by
+blocks and in time, and what they hold is given up before anything that is held for who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forebay.core.requests import Hint, Request
+from forebay.core.waiting import WaitingLine
+from forebay.vllm.adapter import VllmRequest
+from forebay.vllm.wishes import AskedHint
+
+_LEAD_S = 0.1
+"""So long before its eta a hint's own token would be in the way of the session that comes."""
+_LATE_S = 1.0
+"""So long it waits for its session after that."""
+
+
+class HintOutcome(StrEnum):
+    """What became of a hint."""
+
+    CLAIMED = "claimed"  # its session came
+    EXPIRED = "expired"  # and it did not
+    WITHDRAWN = "withdrawn"  # its client left before it was answered
+    DROPPED = "dropped"  # the cache was told to forget what it had
+    REFUSED = "refused"  # it was over a bound, or in a mode without look-ahead
+
+
+@dataclass(frozen=True, slots=True)
+class HintBounds:
+    """How much hints may take: their number, blocks of all together, and the longest expiry."""
+
+    hints: int
+    blocks: int
+    expiry_s: float
+
+
+NO_HINTS = HintBounds(hints=0, blocks=0, expiry_s=0.0)
+
+
+@dataclass(slots=True)
+class OpenHint:
+    """A hint that was taken up. `answered`: its own request was started."""
+
+    id: int
+    hint: Hint
+    blocks: int
+    answered: bool = False
+
+
+class Hints:
+    """The hints that are open. Each has an entry in `line` under its id until `let_go`, which takes
+    it out, is called with that id.
+    """
+
+    def __init__(
+        self,
+        bounds: HintBounds,
+        line: WaitingLine,
+        key_bytes: int,
+        let_go: Callable[[int], None],
+    ) -> None:
+        self._bounds = bounds
+        self._line = line
+        self._key_bytes = key_bytes
+        self._let_go = let_go
+        self._open: dict[int, OpenHint] = {}
+        self._blocks = 0
+        self.outcomes = dict.fromkeys(HintOutcome, 0)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, hint: int) -> bool:
+        return hint in self._open
+
+    def accept(
+        self, id_: int, asked: AskedHint, request: VllmRequest, now_s: float, *, looks_ahead: bool
+    ) -> Hint | str:
+        """Take up what `request` asks for, or say why not."""
+        blocks, bounds = len(request.block_hashes), self._bounds
+        why = ""
+        if not looks_ahead:
+            why = "the mode does not look ahead"
+        elif len(self._open) >= bounds.hints:
+            why = f"{bounds.hints} hints are open"
+        elif self._blocks + blocks > bounds.blocks:
+            why = f"hints may keep {bounds.blocks} blocks, and {self._blocks} are spoken for"
+        if why:
+            self.outcomes[HintOutcome.REFUSED] += 1
+            return why
+        expiry_s = bounds.expiry_s
+        if asked.expiry_s is not None:
+            expiry_s = min(expiry_s, asked.expiry_s)
+        eta_s = now_s + asked.eta_s
+        hint = Hint(eta_s, eta_s + expiry_s)
+        self._open[id_] = OpenHint(id_, hint, blocks)
+        self._blocks += blocks
+        return hint
+
+    def waits(self, hint: int, now_s: float, *, lacks: bool) -> bool:
+        """Whether vLLM should ask again about the hint: it `lacks` loads, or would be in the way.
+
+        What it lacks is not waited for when its time is over.
+        """
+        eta_s, expires_s = self._open[hint].hint.eta_s, self._open[hint].hint.expires_s
+        in_the_way = eta_s - _LEAD_S <= now_s < eta_s + _LATE_S
+        return now_s < expires_s and (lacks or in_the_way)
+
+    def answered(self, hint: int) -> None:
+        """vLLM starts the hint's own request."""
+        if hint in self._open:
+            self._open[hint].answered = True
+
+    def ended(self, hint: int) -> bool:
+        """The hint's own request is over. Returns whether the hint stays open."""
+        found = self._open.get(hint)
+        if found is None:
+            return False
+        if not found.answered:
+            self._close(found, HintOutcome.WITHDRAWN)
+            return False
+        return True
+
+    def came(self, request: Request) -> None:
+        """`request`, of a session, starts: hints of it have done their work."""
+        for found in list(self._open.values()):
+            entry = self._line.get(found.id)
+            if entry is None:
+                continue
+            hinted = entry.request.keys[: len(entry.blocks) * self._key_bytes]
+            if hinted and request.keys.startswith(hinted):
+                self._close(found, HintOutcome.CLAIMED)
+
+    def expire(self, now_s: float) -> None:
+        """Hints whose time is over keep nothing any more."""
+        for found in list(self._open.values()):
+            if found.hint.expires_s <= now_s:
+                self._close(found, HintOutcome.EXPIRED)
+
+    def drop_all(self) -> None:
+        """What was cached counts no more, and so do hints of it."""
+        for found in list(self._open.values()):
+            self._close(found, HintOutcome.DROPPED)
+
+    def _close(self, found: OpenHint, outcome: HintOutcome) -> None:
+        del self._open[found.id]
+        self._blocks -= found.blocks
+        self.outcomes[outcome] += 1
+        self._let_go(found.id)

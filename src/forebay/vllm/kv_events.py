@@ -1,0 +1,50 @@
+"""KV events in vLLM's own form, as its subscribers read them."""
+
+# vLLM's classes are of no type that a checker knows where vLLM is not installed.
+# pyright: standard
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.distributed.kv_events import (  # pyright: ignore[reportMissingImports]
+    MEDIUM_CPU,
+    BlockRemoved,
+    BlockStored,
+)
+from vllm.v1.core.kv_cache_utils import (  # pyright: ignore[reportMissingImports]
+    maybe_convert_block_hash,
+)
+
+from forebay.vllm.adapter import GROUP
+from forebay.vllm.events import Removed, Stored
+
+_KIND = "full_attention"
+"""vLLM's word for the one kind of KV cache that is supported."""
+
+
+def as_vllm_events(events: Sequence[Stored | Removed], block_tokens: int) -> list[Any]:
+    """`events` of host memory. Hashes are written as vLLM writes those of its own blocks."""
+    made: list[Any] = []
+    for event in events:
+        hashes = [maybe_convert_block_hash(each) for each in event.hashes]
+        if isinstance(event, Removed):
+            made.append(BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, group_idx=GROUP))
+            continue
+        made.append(
+            BlockStored(
+                block_hashes=hashes,
+                parent_block_hash=(
+                    None if event.parent is None else maybe_convert_block_hash(event.parent)
+                ),
+                token_ids=event.tokens,
+                block_size=block_tokens,
+                lora_id=None,
+                medium=MEDIUM_CPU,
+                lora_name=None,
+                group_idx=GROUP,
+                kv_cache_spec_kind=_KIND,
+            )
+        )
+    return made

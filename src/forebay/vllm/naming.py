@@ -1,0 +1,96 @@
+"""Blocks that vLLM computed become known: each gets its place in the directory, and is saved."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forebay.cache.saves import Saves
+from forebay.core.arrays import Ids
+from forebay.core.device_pool import LeaseKind
+from forebay.core.modes import ModeSwitch
+from forebay.core.store import Store
+from forebay.core.waiting import WaitingLine
+from forebay.errors import ProtocolError
+from forebay.vllm.adapter import BlockPool, hash_of
+from forebay.vllm.events import HostEvents
+from forebay.vllm.pool import VllmDevicePool
+from forebay.vllm.records import Record
+
+
+class Naming:
+    """Puts blocks of `pool` into `store`, of `block_tokens` tokens each.
+
+    `events`, if anybody wants them, are told what is in each.
+    """
+
+    def __init__(
+        self,
+        block_tokens: int,
+        pool: BlockPool,
+        device: VllmDevicePool,
+        store: Store,
+        switch: ModeSwitch,
+        line: WaitingLine,
+        saves: Saves,
+        events: HostEvents | None,
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._pool = pool
+        self._device = device
+        self._store = store
+        self._switch = switch
+        self._line = line
+        self._saves = saves
+        self._events = events
+
+    def name(self, namespace: bytes, record: Record, tokens: int) -> None:
+        """The first `tokens` of a request are computed, or are by the newest step: its full blocks
+        go to the directory, and are saved.
+        """
+        hashes = record.request.block_hashes
+        whole = min(tokens // self._block_tokens, len(hashes), len(record.table))
+        if whole <= record.named or record.wishes.no_save or not self._switch.policy.host_tier:
+            return
+        # vLLM names a block when it knows all its tokens, at times a step after it was filled.
+        blocks = self._pool.blocks
+        while whole > record.named and (
+            hash_of(blocks[record.table[whole - 1]]) != hashes[whole - 1]
+        ):
+            whole -= 1
+        keys = b"".join(hashes[:whole])
+        match = self._store.match(namespace, keys, record.session)
+        found, record.session = match.ids, match.session
+        self._turn_up(record, found)
+        if len(found) < whole:
+            self._add(namespace, record, keys, found, whole)
+        record.named = whole
+
+    def _turn_up(self, record: Record, found: Ids) -> None:
+        """Of blocks that only host memory had, `record` computed some again."""
+        places = np.arange(min(record.named, len(found)), len(found))
+        places = places[~self._store.resident(found[places])]
+        if len(places):
+            table, hashes = np.array(record.table, np.int32), record.request.block_hashes
+            computed: list[int] = places.tolist()
+            self._device.offer(table[places], [hashes[place] for place in computed])
+            self._store.turned_up(found[places])
+            self._store.wrote(found[places], self._store.newest_step)
+
+    def _add(self, namespace: bytes, record: Record, keys: bytes, found: Ids, whole: int) -> None:
+        """Blocks `len(found)` up to `whole` of its table are new."""
+        store, first = self._store, len(found)
+        parent = int(found[-1]) if first else -1
+        slots = np.array(record.table[first:whole], np.int32)
+        self._device.offer(slots, record.request.block_hashes[first:whole])
+        blocks = store.compute(whole - first, protected=False)
+        if blocks is None:
+            raise ProtocolError("vLLM's own blocks found no place in the books")
+        store.wrote(blocks, store.newest_step)
+        store.publish(namespace, keys, first, blocks, record.session)
+        store.release(blocks, LeaseKind.HARD)
+        if self._events is not None:
+            size = self._block_tokens
+            run = record.request.all_token_ids[first * size : whole * size]
+            self._events.named(blocks, parent, run)
+        self._saves.computed(blocks, np.concatenate([found, blocks]))
+        self._line.published(namespace, parent)
