@@ -25,8 +25,9 @@ from forebay.transfer.pool import Pool
 MIB, GIB = 1 << 20, 1 << 30
 _WAIT_S = 120.0
 _PIN_S = 300.0
-# Queued so that no link of today runs dry, both ways counted apart.
-_FASTEST_BYTES_PER_S = 80e9
+# So many times what a link carried when it was measured is queued for it: it must not run dry.
+_AHEAD = 3
+_HEAD_START_S = 0.05
 # No block of 2 or 5 MiB lies across two registrations of pinned memory.
 _GRAIN_BYTES = 10 * MIB
 
@@ -199,13 +200,20 @@ class Carrier:
 
     @contextmanager
     def running(self, *directions: Direction, most_s: float) -> Iterator[Flow]:
-        """Meanwhile the link is busy in `directions`, for up to `most_s`; without any, idle."""
-        each_bytes = self.most_blocks * self.block_bytes
-        rounds = math.ceil(most_s * _FASTEST_BYTES_PER_S / each_bytes)
+        """Meanwhile the link is busy in `directions`, for up to `most_s`; without any, idle.
+
+        How much that takes is measured first. Nothing is done meanwhile, so that what is measured
+        beside copies has the interpreter to itself.
+        """
+        rounds = 0
+        if directions:
+            rate = max(self.bytes_per_s(self.most_blocks, *directions) for _ in range(2))
+            round_s = len(directions) * self.most_blocks * self.block_bytes / rate
+            rounds = math.ceil(_AHEAD * (_HEAD_START_S + most_s) / round_s)
         flow = Flow(
             [self.submit(self.most_blocks, way) for _ in range(rounds) for way in directions]
         )
-        time.sleep(0.05)
+        time.sleep(_HEAD_START_S)
         try:
             yield flow
         finally:

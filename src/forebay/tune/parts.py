@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,7 +14,6 @@ from forebay.engine.placement import dtype_name
 from forebay.geometry import Geometry
 from forebay.measure.copies import FOREIGN_EVERY_S, foreign_copies
 from forebay.measure.link import MIB, Carrier, Link
-from forebay.measure.repeat import repeated
 from forebay.transfer.messages import Direction
 from forebay.tune.steps import ModelSteps, StepSizes
 
@@ -24,7 +21,8 @@ KIB = 1 << 10
 FRAGMENTED_BLOCK_BYTES = 4 * MIB
 _BOTH = (Direction.LOAD, Direction.SAVE)
 _TURNS, _STEPS, _TURN_S = 5, 6, 1.2
-_HEAD_START_S = 0.02
+# A step beside copies may take so many times what the slowest alone took.
+_SLOWER = 4
 
 
 def several(work: Callable[[], float], rounds: int, most_s: float) -> list[float]:
@@ -111,30 +109,18 @@ def model_rates(
     )
 
 
-@contextmanager
-def busy(carrier: Carrier, ways: tuple[Direction, ...]) -> Iterator[None]:
-    """Meanwhile a thread keeps two transfers in flight each way, and nobody else uses `carrier`."""
-    flights: deque[list[int]] = deque()
-
-    def fly() -> None:
-        flights.append([carrier.submit(carrier.most_blocks, way) for way in ways])
-        if len(flights) > 2:
-            carrier.wait(flights.popleft())
-
-    with repeated(fly):
-        time.sleep(_HEAD_START_S)
-        yield
-    carrier.drop([id_ for ids in flights for id_ in ids])
-
-
 def _inflation(steps: ModelSteps, carrier: Carrier, ways: tuple[Direction, ...]) -> float:
     """Median of steps beside copies over the median of steps alone, both in turns."""
     alone: list[float] = []
     beside: list[float] = []
     for _ in range(_TURNS):
         alone += several(steps.decode_s, rounds=_STEPS, most_s=_TURN_S)
-        with busy(carrier, ways):
+        slowest_s = _SLOWER * max(alone)
+        # A turn's last step begins in time and may end later.
+        most_s = min(_TURN_S + slowest_s, _STEPS * slowest_s)
+        with carrier.running(*ways, most_s=most_s) as flow:
             beside += several(steps.decode_s, rounds=_STEPS, most_s=_TURN_S)
+        flow.check()
     return statistics.median(beside) / statistics.median(alone)
 
 
@@ -145,6 +131,11 @@ def _median_rate(carrier: Carrier, ways: tuple[Direction, ...], rounds: int) -> 
 
 
 def _foreign_waits_us(carrier: Carrier, samples: int) -> list[float]:
-    with busy(carrier, (Direction.LOAD,)), foreign_copies(up=True) as waits_us:
-        time.sleep(samples * FOREIGN_EVERY_S * 1.5)
+    for_s = samples * FOREIGN_EVERY_S * 1.5
+    with (
+        carrier.running(Direction.LOAD, most_s=for_s + 1.0) as flow,
+        foreign_copies(up=True) as waits_us,
+    ):
+        time.sleep(for_s)
+    flow.check()
     return waits_us
