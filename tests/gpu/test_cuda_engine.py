@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from oracle import BLOCK_TOKENS, HOST_MODES, Conversations, Rig, judge, tiny_settings
@@ -11,6 +12,7 @@ from forebay.config import BatchSettings, SaveMode
 from forebay.core.modes import Mode
 from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel, adopt_model
+from forebay.engine.runner import Chunk
 from forebay.errors import SettingsError
 
 
@@ -43,6 +45,19 @@ def test_what_look_ahead_brought_is_used_and_right() -> None:
         talk = Conversations(rig, turns=2, system_tokens=24, question_tokens=33, answer_tokens=7)
         judge(loaded, rig, talk)
         assert rig.cache.stats().prefetch_bytes["used"] > 0
+
+
+def test_logits_come_to_pinned_memory_as_they_are() -> None:
+    loaded = on_gpu("llama")
+    with Engine(loaded, tiny_settings()) as engine:
+        runner = engine.runner
+        for rows in (3, 2, 5):
+            tables = np.arange(rows, dtype=np.int32)[:, None]
+            chunks = [Chunk(np.array([7 + row]), 0, table) for row, table in enumerate(tables)]
+            logits = runner.forward(chunks)
+            host = runner.on_host(logits)
+            assert host.is_pinned()
+            assert torch.equal(host, logits.cpu())
 
 
 def test_a_pool_larger_than_the_gpu_is_refused_with_what_fits() -> None:

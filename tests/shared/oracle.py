@@ -102,7 +102,7 @@ class Rig:
         self.cache = self.engine.cache
         store = self.cache._store
         pool = self.engine.pool
-        host = self.engine._memory._arena.blocks(max(1, store.host_slots), pool.block_bytes)
+        host = self.engine._memory._host._arena.blocks(max(1, store.host_slots), pool.block_bytes)
         self.host = torch.from_numpy(host).view(pool.dtype)
         pool.fill_poison()
         self.host.fill_(float("nan"))

@@ -307,7 +307,7 @@ class Engine:
     def _take_tokens(self, work: list[Work], logits: torch.Tensor) -> list[Delta]:
         requests = [self._requests[item.sequence.request_id] for item in work]
         rows = [i for i, w in enumerate(work) if w.start + w.tokens == requests[i].known_tokens]
-        drawn = draw(requests, logits.cpu(), rows) if rows else {}
+        drawn = draw(requests, self.runner.on_host(logits), rows) if rows else {}
         self.generation_tokens += len(drawn)
         self._observe(work, requests, drawn)
         now_s = self._clock()

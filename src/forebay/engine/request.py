@@ -216,8 +216,9 @@ def draw(
     requests: Sequence[EngineRequest], logits: torch.Tensor, rows: list[int]
 ) -> dict[int, SampledToken]:
     """The next token by row; a request whose own logits are broken gets an error instead."""
+    mine = logits if len(rows) == len(logits) else logits[rows]
     try:
-        tokens = sample([requests[row].sampler for row in rows], logits[rows])
+        tokens = sample([requests[row].sampler for row in rows], mine)
     except ModelError as error:
         if len(rows) > 1:
             each = [draw(requests, logits, [row]) for row in rows]

@@ -54,6 +54,7 @@ class Runner:
         self.loaded = loaded
         self.pool = pool
         self._scratch = Scratch()
+        self._host_logits: torch.Tensor | None = None
         if pool.device.type == "cpu":
             limit_threads()
 
@@ -66,6 +67,21 @@ class Runner:
         """
         packed = self._pack(chunks)
         return self._run(packed, packed.last_rows).float()
+
+    def on_host(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` of a step in host memory, once it has run; valid until the next call.
+
+        Into pinned memory a GPU copies them at once. Into other memory it would in pieces, of which
+        each waits for the windows of saves that are in flight.
+        """
+        if logits.device.type == "cpu":
+            return logits
+        if self._host_logits is None or len(self._host_logits) < len(logits):
+            self._host_logits = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        host = self._host_logits[: len(logits)]
+        host.copy_(logits, non_blocking=True)
+        torch.cuda.current_stream(logits.device).synchronize()
+        return host
 
     def forward_all(self, chunks: Sequence[Chunk]) -> list[torch.Tensor]:
         """Like :meth:`forward`, but per chunk the logits behind each token, ``[n, vocab]``."""

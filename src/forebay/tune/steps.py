@@ -56,5 +56,5 @@ class ModelSteps:
 
     def _timed(self, chunks: list[Chunk]) -> float:
         began_s = time.perf_counter()
-        self._runner.forward(chunks).cpu()
+        self._runner.on_host(self._runner.forward(chunks))
         return time.perf_counter() - began_s
