@@ -222,18 +222,21 @@ nb::tuple poll(PyCore& self) {
   for (const Completion& each : report.completions) {
     completions.append(nb::make_tuple(each.id, static_cast<int>(each.outcome), each.blocks_done,
                                       each.blocks_touched, each.bytes, each.started_s,
-                                      each.finished_s, each.error));
+                                      each.finished_s, each.error, each.torn_from));
   }
+  nb::list bands;
+  for (const BandsIssued& each : report.bands) bands.append(nb::make_tuple(each.id, each.bands));
   nb::list issued;
   for (const std::int64_t id : report.issued) issued.append(id);
-  return nb::make_tuple(nb::tuple(issued), completions, report.completed_step);
+  return nb::make_tuple(nb::tuple(issued), nb::tuple(bands), completions, report.completed_step);
 }
 
-nb::tuple wait(PyCore& self, const Ids<std::int64_t>& ids, StreamHandle stream, double timeout_s) {
+nb::tuple wait(PyCore& self, const Ids<std::int64_t>& ids, StreamHandle stream, double timeout_s,
+               std::int64_t band) {
   WaitResult result{};
   {
     const nb::gil_scoped_release released;
-    result = self.core->wait(as_span(ids), stream, timeout_s);
+    result = self.core->wait(as_span(ids), stream, timeout_s, band);
   }
   return nb::make_tuple(static_cast<int>(result.verdict), result.id);
 }
@@ -278,6 +281,10 @@ void bind_calls(nb::class_<PyCore>& core) {
       .def("expedite",
            [](PyCore& self, const Ids<std::int64_t>& ids, int transfer_class, double deadline_s) {
              self.core->expedite(as_span(ids), as_class(transfer_class), deadline_s);
+           })
+      .def("use_bands",
+           [](PyCore& self, const Ids<std::int64_t>& ids, const std::vector<std::int64_t>& ends) {
+             self.core->use_bands(as_span(ids), ends);
            })
       .def("step_launched",
            [](PyCore& self, std::int64_t step, StreamHandle stream) {

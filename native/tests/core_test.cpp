@@ -147,6 +147,73 @@ TEST(a_fault_ends_its_transfer_and_no_other) {
   }
 }
 
+TEST(bands_come_one_behind_the_other) {
+  Rig rig(on_cpu());
+  const auto id = rig.load({0, 1, 2}, {0, 1, 2}, {1, 1, 1});
+  CHECK_THROWS(rig.use_bands(id, {}), ProtocolError);
+  CHECK_THROWS(rig.use_bands(id, {0, Rig::kBlock}), ProtocolError);
+  CHECK_THROWS(rig.use_bands(id, {1024, 1024, Rig::kBlock}), ProtocolError);
+  CHECK_THROWS(rig.use_bands(id, {1024, Rig::kBlock + 1}), ProtocolError);
+  rig.use_bands(id, {1024, Rig::kBlock});
+  rig.use_bands(id, {Rig::kBlock});  // it goes by bands already
+  rig.use_bands(777, {Rig::kBlock});
+  CHECK(rig.wait(id, 0, 10, 0) == WaitVerdict::not_issued);
+  rig.hold(Direction::load);
+  rig.core->step_abandoned(1);
+  CHECK(rig.band_issued(id, 0) && !rig.band_issued(id, 1, 5e-3) && !rig.issued(id, 0));
+  CHECK(rig.wait(id, 0, 0.02, 0) == WaitVerdict::timeout);
+  CHECK(rig.wait(id, 0, 10, 1) == WaitVerdict::not_issued);
+  CHECK(rig.wait(id, 0) == WaitVerdict::not_issued);
+  rig.release(Direction::load);
+  CHECK(rig.wait(id, 0, 10, 0) == WaitVerdict::ready);
+  CHECK(rig.ended(id) && rig.wait(id, 0, 10, 1) == WaitVerdict::ready);
+  std::int64_t dropped = 0;
+  std::vector<std::int64_t> bytes;
+  for (const auto& window : rig.core->windows(&dropped)) bytes.push_back(window.bytes);
+  CHECK((bytes == std::vector<std::int64_t>{3 * 1024, 4096, 4096, 1024}));
+  for (int slot = 0; slot < 3; ++slot) CHECK(Rig::holds(rig.device(slot), 0x80 + slot));
+  const auto save = rig.save({0}, {0}, {2});
+  CHECK_THROWS(rig.use_bands(save, {Rig::kBlock}), ProtocolError);
+  rig.core->step_abandoned(2);
+  CHECK(rig.ended(save));
+}
+
+TEST(only_what_is_left_goes_by_bands) {
+  Rig rig(on_cpu());
+  rig.hold(Direction::load);
+  const auto id = rig.load({0, 1, 2, 3}, {0, 1, 2, 3});
+  while (rig.core->events() < 2) std::this_thread::yield();  // two lanes have a block each
+  rig.use_bands(id, {1024, Rig::kBlock});
+  rig.release(Direction::load);
+  CHECK(rig.band_issued(id, 1) && rig.ended(id));
+  CHECK(rig.completions[id].blocks_done == 4);
+  std::int64_t dropped = 0;
+  std::vector<std::int64_t> bytes;
+  for (const auto& window : rig.core->windows(&dropped)) bytes.push_back(window.bytes);
+  CHECK((bytes == std::vector<std::int64_t>{4096, 4096, 2048, 4096, 2048}));
+  for (int slot = 0; slot < 4; ++slot) CHECK(Rig::holds(rig.device(slot), 0x80 + slot));
+}
+
+TEST(a_fault_in_a_band_tells_which_blocks_may_be_torn) {
+  auto options = on_cpu();
+  options.settings.lanes = 1;
+  Rig rig(std::move(options));
+  rig.hooks->fail_window(Direction::load, 1);
+  const auto id = rig.load({0, 1, 2, 3}, {0, 1, 2, 3}, {1, 1, 1, 1});
+  rig.use_bands(id, {2048, Rig::kBlock});
+  rig.core->step_abandoned(1);
+  CHECK(rig.ended(id));
+  const Completion& failed = rig.completions[id];
+  CHECK(failed.outcome == Outcome::failed && failed.blocks_done == 0);
+  CHECK(failed.torn_from == 2 && failed.blocks_touched == 4 && failed.bytes == 4096);
+  CHECK(rig.wait(id, 0, 10, 0) == WaitVerdict::failed);
+  const auto part = rig.load({0, 1}, {0, 1}, {2, 2});
+  rig.use_bands(part, {2048, Rig::kBlock});
+  rig.cancel(part);
+  CHECK(rig.ended(part) && rig.completions[part].outcome == Outcome::cancelled);
+  CHECK(rig.wait(part, 0, 10, 0) == WaitVerdict::not_issued);
+}
+
 TEST(a_fault_reaches_the_one_who_waits) {
   Rig rig(on_cpu());
   rig.hooks->fail_window(Direction::load, 0);

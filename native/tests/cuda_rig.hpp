@@ -114,7 +114,9 @@ class CudaRig : public CoreRig {
       }
       return true;
     }
-    bool saw(std::size_t i, int value) { return Rig::holds(seen_ + i * kBlock, value); }
+    bool saw(std::size_t i, int value, std::int64_t bytes = kBlock) {
+      return Rig::holds(seen_ + i * kBlock, value, bytes);
+    }
 
    private:
     CudaRig* rig_ = nullptr;

@@ -86,6 +86,53 @@ bool launch_only_after_issue(Try attempt) {
   return kernel.taken() && kernel.saw(0, 0x80);
 }
 
+// 4.2 by layer: no layer is launched before the band that it reads is issued. Block 1 waits for a
+// step, so the front half of both blocks is not.
+template <typename R>
+bool layer_only_after_its_band(Try attempt) {
+  R rig(std::move(attempt.rules), attempt.seed);
+  const auto id = rig.load({0, 1}, {0, 1}, {1, 2});
+  rig.use_bands(id, {R::kBlock / 2, R::kBlock});
+  rig.core->step_abandoned(1);
+  typename R::Snapshot kernel;
+  const bool accepted = rig.wait(id, rig.compute, 10, 0) == WaitVerdict::ready;
+  if (accepted) {
+    kernel.take(rig, {0, 1});
+    kernel.taken(attempt.patience_s);
+  }
+  rig.core->step_abandoned(2);
+  if (!rig.band_issued(id, 0)) return false;
+  if (!accepted) {
+    if (rig.wait(id, rig.compute, 10, 0) != WaitVerdict::ready) return false;
+    kernel.take(rig, {0, 1});
+  }
+  return kernel.taken() && kernel.saw(0, 0x80, R::kBlock / 2) && kernel.saw(1, 0x81, R::kBlock / 2);
+}
+
+// 4.3 by layer: a wait for a band covers every lane that the band used.
+template <typename R>
+bool band_wait_covers_lane(Try attempt, int held) {
+  R rig(std::move(attempt.rules), attempt.seed);
+  const auto id = rig.load({0, 1, 2, 3}, {0, 1, 2, 3}, {1, 1, 1, 1});
+  rig.use_bands(id, {R::kBlock / 2, R::kBlock});
+  rig.hooks->hold_lane(Direction::load, held);
+  rig.core->step_abandoned(1);
+  if (!rig.band_issued(id, 0) || rig.wait(id, rig.compute, 10, 0) != WaitVerdict::ready) return false;
+  typename R::Snapshot kernel;
+  kernel.take(rig, {0, 2});
+  kernel.taken(attempt.patience_s);
+  rig.hooks->release_lane(Direction::load, held);
+  return kernel.taken() && kernel.saw(0, 0x80, R::kBlock / 2) && kernel.saw(1, 0x82, R::kBlock / 2);
+}
+template <typename R>
+bool band_wait_covers_first_lane(Try attempt) {
+  return band_wait_covers_lane<R>(std::move(attempt), 0);
+}
+template <typename R>
+bool band_wait_covers_second_lane(Try attempt) {
+  return band_wait_covers_lane<R>(std::move(attempt), 1);
+}
+
 // 4.3: a wait covers every lane the transfer used.
 template <typename R>
 bool wait_covers_lane(Try attempt, int held) {
@@ -210,6 +257,14 @@ struct UnrecordedIsCompleted : OrderingRules {
 struct WaitsForAnything : OrderingRules {
   bool may_wait(bool) const override { return true; }
 };
+struct WaitsForAnyBand : OrderingRules {
+  bool may_wait_band(std::int64_t, std::int64_t) const override { return true; }
+};
+struct WaitsForBandUnderWay : OrderingRules {
+  bool may_wait_band(std::int64_t band, std::int64_t bands_issued) const override {
+    return band <= bands_issued;
+  }
+};
 struct WaitsForNewestLane : OrderingRules {
   bool wait_covers(bool newest) const override { return newest; }
 };
@@ -280,6 +335,21 @@ template <typename R>
 void rule_4_2_issued_before_wait() {
   check_rule(launch_only_after_issue<R>);
   check_mutant<WaitsForAnything>(launch_only_after_issue<R>);
+}
+
+template <typename R>
+void rule_4_2_by_layer() {
+  check_rule(layer_only_after_its_band<R>);
+  check_mutant<WaitsForAnyBand>(layer_only_after_its_band<R>);
+  check_mutant<WaitsForBandUnderWay>(layer_only_after_its_band<R>);
+}
+
+template <typename R>
+void rule_4_3_by_layer() {
+  check_rule(band_wait_covers_first_lane<R>);
+  check_rule(band_wait_covers_second_lane<R>);
+  check_mutant<WaitsForNewestLane>(band_wait_covers_first_lane<R>);
+  check_mutant<WaitsForOlderLanes>(band_wait_covers_second_lane<R>);
 }
 
 template <typename R>

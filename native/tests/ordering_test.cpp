@@ -26,7 +26,9 @@ TEST(rule_4_1_save_after_its_step) { ordering::rule_4_1_save_after_its_step<SimR
 TEST(rule_4_1_unrecorded_step) { ordering::rule_4_1_unrecorded_step<SimRig>(); }
 TEST(rule_4_1_abandoned_step) { ordering::rule_4_1_abandoned_step<SimRig>(); }
 TEST(rule_4_2_issued_before_wait) { ordering::rule_4_2_issued_before_wait<SimRig>(); }
+TEST(rule_4_2_by_layer) { ordering::rule_4_2_by_layer<SimRig>(); }
 TEST(rule_4_3_both_lanes) { ordering::rule_4_3_both_lanes<SimRig>(); }
+TEST(rule_4_3_by_layer) { ordering::rule_4_3_by_layer<SimRig>(); }
 TEST(rule_4_3_event_reuse) { ordering::rule_4_3_event_reuse<SimRig>(); }
 TEST(rule_4_4_host_slot) { ordering::rule_4_4_host_slot<SimRig>(); }
 TEST(rule_4_4_device_slot) { ordering::rule_4_4_device_slot<SimRig>(); }

@@ -42,8 +42,15 @@ class CoreRig {
   bool step_completed(std::int64_t step, double within_s = 10) {
     return await(within_s, [&] { return completed_step >= step; });
   }
-  WaitVerdict wait(std::int64_t id, StreamHandle stream, double timeout_s = 10) {
-    return core->wait(std::span(&id, 1), stream, timeout_s).verdict;
+  bool band_issued(std::int64_t id, std::int64_t band, double within_s = 10) {
+    return await(within_s, [&] { return bands_[id] > band; });
+  }
+  WaitVerdict wait(std::int64_t id, StreamHandle stream, double timeout_s = 10,
+                   std::int64_t band = -1) {
+    return core->wait(std::span(&id, 1), stream, timeout_s, band).verdict;
+  }
+  void use_bands(std::int64_t id, const std::vector<std::int64_t>& ends) {
+    core->use_bands(std::span(&id, 1), ends);
   }
   void cancel(std::int64_t id) { core->cancel(std::span(&id, 1)); }
 
@@ -69,6 +76,7 @@ class CoreRig {
     for (;;) {
       const Report report = core->poll();
       for (const std::int64_t id : report.issued) issued_.emplace(id, true);
+      for (const BandsIssued& each : report.bands) bands_[each.id] = each.bands;
       for (const Completion& each : report.completions) completions.emplace(each.id, each);
       completed_step = report.completed_step;
       if (condition()) return true;
@@ -79,6 +87,7 @@ class CoreRig {
   }
 
   std::map<std::int64_t, bool> issued_;
+  std::map<std::int64_t, std::int64_t> bands_;
   std::int64_t next_id_ = 1;
 };
 
@@ -126,8 +135,8 @@ class Rig : public CoreRig {
   static void fill(std::byte* block, int value) {
     std::memset(block, value, static_cast<std::size_t>(kBlock));
   }
-  static bool holds(const std::byte* block, int value) {
-    for (std::int64_t i = 0; i < kBlock; ++i) {
+  static bool holds(const std::byte* block, int value, std::int64_t bytes = kBlock) {
+    for (std::int64_t i = 0; i < bytes; ++i) {
       if (block[i] != static_cast<std::byte>(value)) return false;
     }
     return true;
@@ -170,9 +179,9 @@ class Snapshot {
     std::unique_lock lock(state_->mutex);
     return state_->changed.wait_for(lock, bounded(within_s), [this] { return state_->taken; });
   }
-  bool saw(std::size_t i, int value) {
+  bool saw(std::size_t i, int value, std::int64_t bytes = Rig::kBlock) {
     const std::lock_guard lock(state_->mutex);
-    return Rig::holds(state_->seen[i].data(), value);
+    return Rig::holds(state_->seen[i].data(), value, bytes);
   }
 
  private:

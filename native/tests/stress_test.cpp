@@ -66,7 +66,7 @@ class Stress {
 
  private:
   void random_call(std::mt19937_64& random, bool faults) {
-    switch (random() % 12) {
+    switch (random() % 13) {
       case 0:
         core->cancel(some_id(random));
         break;
@@ -92,9 +92,27 @@ class Stress {
           hooks_->fail_window(static_cast<Direction>(random() % 2), static_cast<int>(random() % 5));
         }
         break;
+      case 7:
+        go_by_bands(random);
+        break;
       default:
         submit(random);
     }
+  }
+
+  void go_by_bands(std::mt19937_64& random) {
+    std::vector<std::int64_t> id = some_id(random);
+    {
+      const std::lock_guard lock(mutex_);
+      const auto load = std::find_if(log_.rbegin(), log_.rend(), [](const Submitted& each) {
+        return each.direction == Direction::load;
+      });
+      if (load == log_.rend()) return;
+      id[0] = load->id;
+    }
+    const auto cut = static_cast<std::int64_t>(1 + random() % (kBlock - 2));
+    core->use_bands(id, {cut, cut + 1, kBlock});
+    core->wait(id, random() % 2 == 0 ? 0 : compute_, 2e-3, static_cast<std::int64_t>(random() % 3));
   }
 
   void submit(std::mt19937_64& random) {
@@ -212,6 +230,7 @@ class Stress {
     CHECK(end.blocks_done <= end.blocks_touched && end.blocks_touched <= blocks);
     CHECK(end.outcome != Outcome::done || end.blocks_done == blocks);
     CHECK(end.outcome == Outcome::failed || end.blocks_touched == end.blocks_done);
+    CHECK(end.torn_from >= end.blocks_done && end.torn_from <= end.blocks_touched);
     for (std::size_t i = 0; i < each.from.size(); ++i) {
       const auto from = static_cast<std::size_t>(each.from[i]);
       int& to = (load ? device : host)[static_cast<std::size_t>(each.to[i])];

@@ -47,6 +47,7 @@ class Rig:
             self.mover = native
             self.hook = lambda name, *arguments: getattr(native.core, name)(*arguments)
         self.issued: list[int] = []
+        self.bands: dict[int, int] = {}
         self.completions: dict[int, Completion] = {}
         self.completed_step = 0
         self._next_id = 1
@@ -99,6 +100,7 @@ class Rig:
     def poll(self) -> None:
         report = self.mover.poll()
         self.issued += report.issued
+        self.bands |= dict(report.bands)
         for each in report.completions:
             assert each.id not in self.completions, "one completion for each transfer"
             self.completions[each.id] = each

@@ -100,15 +100,14 @@ std::string Arbiter::hand_over(Lane& lane, PooledEvent*& event) {
   const bool load = direction_ == Direction::load;
   const PoolLayout& to = load ? device_ : host_;
   const PoolLayout& from = load ? host_ : device_;
-  const std::int64_t block_bytes = to.block_bytes();
+  const Run& run = lane.window.run;
   pieces_.clear();
   for (std::int64_t at = lane.window.begin; at < lane.window.end;) {
-    const std::int64_t block = at / block_bytes;
-    const std::int64_t start = block * block_bytes;
-    const std::int64_t stop = std::min(lane.window.end, start + block_bytes);
-    const auto i = static_cast<std::size_t>(block);
-    append_pieces(pieces_, to, transfer.destinations[i], from, transfer.sources[i], at - start,
-                  stop - start);
+    const auto i = static_cast<std::size_t>(run.block_at(at));
+    const std::int64_t begin = run.byte_at(at);
+    const std::int64_t stop = std::min(lane.window.end, run.part_end(at));
+    append_pieces(pieces_, to, transfer.destinations[i], from, transfer.sources[i], begin,
+                  begin + stop - at);
     at = stop;
   }
   try {

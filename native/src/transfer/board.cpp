@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 namespace forebay {
@@ -64,9 +65,9 @@ void Board::admit(std::vector<std::shared_ptr<Transfer>> transfers) {
 
 void Board::add(std::shared_ptr<Transfer> transfer) {
   Transfer& added = *transfer;
-  added.total_bytes = added.blocks() * block_bytes_;
+  added.order = CopyOrder(added.blocks(), block_bytes_);
   transfers_.emplace(added.id, std::move(transfer));
-  if (added.total_bytes == 0) {
+  if (added.all_handed()) {
     added.issued = true;
     issued_.push_back(added.id);
     finish(added, Outcome::done);
@@ -107,7 +108,26 @@ void Board::leave_queue(Transfer& transfer) {
   queues_[index_of(transfer.direction)].erase(transfer.urgency);
 }
 
-WaitVerdict Board::begin_wait(std::int64_t id, EventPool& events,
+void Board::use_bands(std::int64_t id, const std::vector<std::int64_t>& ends) {
+  const bool rising = std::adjacent_find(ends.begin(), ends.end(), std::greater_equal<>()) ==
+                      ends.end();
+  if (ends.empty() || !rising || ends.front() <= 0 || ends.back() != block_bytes_) {
+    throw ProtocolError("bands need ends that rise up to the bytes of a block, " +
+                        std::to_string(block_bytes_));
+  }
+  const auto at = transfers_.find(id);
+  if (at == transfers_.end()) return;
+  Transfer& transfer = *at->second;
+  if (transfer.direction != Direction::load) {
+    throw ProtocolError("transfer " + std::to_string(id) + " is a save: only loads go by bands");
+  }
+  const std::int64_t begun = (transfer.handed_bytes + block_bytes_ - 1) / block_bytes_;
+  if (transfer.order.bands() > 0 || begun == transfer.blocks()) return;
+  if (hazards_.writes_twice(transfer)) return;
+  transfer.order.use_bands(begun, ends);
+}
+
+WaitVerdict Board::begin_wait(std::int64_t id, std::int64_t band, EventPool& events,
                               std::vector<PooledEvent*>& covered) {
   const auto at = transfers_.find(id);
   if (at == transfers_.end()) {
@@ -118,35 +138,46 @@ WaitVerdict Board::begin_wait(std::int64_t id, EventPool& events,
   }
   const Transfer& transfer = *at->second;
   if (transfer.failed()) return WaitVerdict::failed;
-  if (!rules_.may_wait(transfer.issued)) return WaitVerdict::not_issued;
-  for (const Window* window : transfer.windows) {
-    if (window->event == nullptr || !rules_.wait_covers(window == transfer.windows.back())) continue;
+  const bool whole = band < 0 || transfer.issued;
+  if (whole ? !rules_.may_wait(transfer.issued)
+            : !rules_.may_wait_band(band, transfer.bands_issued)) {
+    return WaitVerdict::not_issued;
+  }
+  const std::int64_t end = band < 0 ? transfer.order.total_bytes() : transfer.order.band_end(band);
+  const auto behind = std::find_if(transfer.windows.begin(), transfer.windows.end(),
+                                   [end](const Window* window) { return window->begin >= end; });
+  for (auto each = transfer.windows.begin(); each != behind; ++each) {
+    const Window* window = *each;
+    if (window->event == nullptr || !rules_.wait_covers(each + 1 == behind)) continue;
     events.begin_wait(*window->event);
     covered.push_back(window->event);
   }
   return WaitVerdict::ready;
 }
 
-std::int64_t Board::eligible_end(const Transfer& transfer) const {
-  const std::int64_t limit =
-      std::min(transfer.total_bytes, transfer.handed_bytes + settings_.window_bytes);
+// Where the next window of `transfer`, in `run`, may end at most.
+std::int64_t Board::eligible_end(const Transfer& transfer, const Run& run) const {
+  const std::int64_t limit = std::min(run.stop, transfer.handed_bytes + settings_.window_bytes);
   std::int64_t at = transfer.handed_bytes;
-  for (std::int64_t block = at / block_bytes_; at < limit; ++block) {
-    const bool begun = at > block * block_bytes_;
+  while (at < limit) {
+    const std::int64_t block = run.block_at(at);
+    // Once it has begun nothing comes before it any more, in later bands neither.
+    const bool begun = run.byte_at(at) > 0;
     if (!begun && !(rules_.step_reached(steps_.completed_step(),
                                         transfer.after_steps[static_cast<std::size_t>(block)]) &&
                     hazards_.clear(transfer, block))) {
       break;
     }
-    at = std::min(limit, (block + 1) * block_bytes_);
+    at = std::min(limit, run.part_end(at));
   }
   return at;
 }
 
 bool Board::raise_blockers(const Transfer& transfer) {
-  if (transfer.handed_bytes % block_bytes_ != 0) return false;
+  const Run run = transfer.order.run_at(transfer.handed_bytes);
+  if (run.byte_at(transfer.handed_bytes) > 0) return false;
   blockers_.clear();
-  hazards_.blockers(transfer, transfer.handed_bytes / block_bytes_, blockers_);
+  hazards_.blockers(transfer, run.block_at(transfer.handed_bytes), blockers_);
   bool own_direction = false;
   for (Transfer* blocker : blockers_) {
     const Urgency before = blocker->urgency;
@@ -161,7 +192,8 @@ bool Board::choose(Direction direction, Window& window) {
   Queue& queue = queues_[index_of(direction)];
   for (auto at = queue.begin(); at != queue.end();) {
     Transfer& transfer = *at->second;
-    const std::int64_t end = eligible_end(transfer);
+    const Run run = transfer.order.run_at(transfer.handed_bytes);
+    const std::int64_t end = eligible_end(transfer, run);
     if (end == transfer.handed_bytes) {
       // What this one waits for inherits its urgency; one raised in this queue may now be before it.
       if (raise_blockers(transfer)) {
@@ -171,7 +203,7 @@ bool Board::choose(Direction direction, Window& window) {
       }
       continue;
     }
-    window = Window{transfers_.at(transfer.id), transfer.handed_bytes,     end,
+    window = Window{transfers_.at(transfer.id), run,     transfer.handed_bytes, end,
                     transfer.urgency.transfer_class, now_s(), nullptr};
     if (transfer.handed_bytes == 0) transfer.started_s = window.start_s;
     transfer.handed_bytes = end;
@@ -185,9 +217,23 @@ bool Board::choose(Direction direction, Window& window) {
 void Board::recorded(Window& window, PooledEvent& event) {
   window.event = &event;
   Transfer& transfer = *window.transfer;
-  if (!transfer.all_handed() || transfer.failed() || transfer.issued) return;
+  transfer.recorded_bytes = window.end;
+  if (transfer.failed()) return;
+  note_bands(transfer);
+  if (!transfer.all_handed() || transfer.issued) return;
   transfer.issued = true;
   issued_.push_back(transfer.id);
+  news_to_tell_ = true;
+}
+
+void Board::note_bands(Transfer& transfer) {
+  const std::int64_t before = transfer.bands_issued;
+  while (transfer.bands_issued < transfer.order.bands() &&
+         transfer.order.band_end(transfer.bands_issued) <= transfer.recorded_bytes) {
+    ++transfer.bands_issued;
+  }
+  if (transfer.bands_issued == before) return;
+  bands_.push_back(BandsIssued{transfer.id, transfer.bands_issued});
   news_to_tell_ = true;
 }
 
@@ -214,7 +260,8 @@ void Board::failed(Window& window, const std::string& error) {
   forget(window);
   if (transfers_.count(transfer.id) == 0) return;
   transfer.failed_begin = std::min(transfer.failed_begin, window.begin);
-  transfer.failed_end = std::max(transfer.failed_end, window.end);
+  transfer.torn_begin = std::min(transfer.torn_begin, window.run.block_at(window.begin));
+  transfer.torn_end = std::max(transfer.torn_end, window.run.block_at(window.end - 1) + 1);
   if (transfer.error.empty()) transfer.error = error;
   leave_queue(transfer);
   advance_done(transfer);
@@ -234,7 +281,7 @@ void Board::fail_queued(Direction direction, const std::string& error) {
 void Board::advance_done(Transfer& transfer) {
   std::int64_t frontier = std::min(transfer.handed_bytes, transfer.failed_begin);
   for (const Window* window : transfer.windows) frontier = std::min(frontier, window->begin);
-  const std::int64_t done = frontier / block_bytes_;
+  const std::int64_t done = transfer.order.blocks_below(frontier);
   if (done <= transfer.blocks_done) return;
   leave_slots(transfer, transfer.blocks_done, done);
   transfer.blocks_done = done;
@@ -262,11 +309,10 @@ void Board::settle(Transfer& transfer) {
 
 void Board::finish(Transfer& transfer, Outcome outcome) {
   const double now = now_s();
-  std::int64_t touched = transfer.blocks_done;
-  if (outcome == Outcome::failed) {
-    touched = std::max(touched, (transfer.failed_end + block_bytes_ - 1) / block_bytes_);
-  }
-  completions_.push_back(Completion{transfer.id, outcome, transfer.blocks_done, touched,
+  const std::int64_t done = transfer.blocks_done;
+  const std::int64_t touched = std::max(done, transfer.torn_end);
+  const std::int64_t torn_from = touched > done ? std::max(done, transfer.torn_begin) : done;
+  completions_.push_back(Completion{transfer.id, outcome, done, touched, torn_from,
                                     transfer.landed_bytes,
                                     transfer.started_s > 0 ? transfer.started_s : now, now,
                                     transfer.error});
@@ -286,12 +332,14 @@ void Board::remember(std::int64_t id, Outcome outcome) {
 }
 
 bool Board::has_news() const {
-  return !issued_.empty() || !completions_.empty() || steps_.completed_step() != polled_step_;
+  return !issued_.empty() || !bands_.empty() || !completions_.empty() ||
+          steps_.completed_step() != polled_step_;
 }
 
 Report Board::take_news() {
   polled_step_ = steps_.completed_step();
-  return Report{std::exchange(issued_, {}), std::exchange(completions_, {}), polled_step_};
+  return Report{std::exchange(issued_, {}), std::exchange(bands_, {}),
+                std::exchange(completions_, {}), polled_step_};
 }
 
 void Board::step_moved() {

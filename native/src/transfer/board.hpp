@@ -59,8 +59,13 @@ class Board {
   void admit(std::vector<std::shared_ptr<Transfer>> transfers);  // all or none
   void cancel(std::int64_t id);
   void expedite(std::int64_t id, TransferClass transfer_class, double deadline_s);
-  // Whether a wait on the transfer is allowed; appends and marks the events it covers.
-  WaitVerdict begin_wait(std::int64_t id, EventPool& events, std::vector<PooledEvent*>& covered);
+  // What is left of the load goes band by band, see CopyOrder. Leaves alone one of which nothing is
+  // left, one that goes by bands already, one that fills a slot twice, and one that ended.
+  void use_bands(std::int64_t id, const std::vector<std::int64_t>& ends);
+  // Whether a wait on the transfer is allowed, or (`band` >= 0) on its bands up to that one; appends
+  // and marks the events it covers.
+  WaitVerdict begin_wait(std::int64_t id, std::int64_t band, EventPool& events,
+                         std::vector<PooledEvent*>& covered);
   bool has_news() const;
   Report take_news();
   StepLedger& steps() { return steps_; }
@@ -86,11 +91,12 @@ class Board {
 
   void check(const Transfer& transfer) const;
   void add(std::shared_ptr<Transfer> transfer);
-  std::int64_t eligible_end(const Transfer& transfer) const;
+  std::int64_t eligible_end(const Transfer& transfer, const Run& run) const;
   bool raise_blockers(const Transfer& transfer);
   void raise(Transfer& transfer, TransferClass transfer_class, double deadline_s);
   void leave_queue(Transfer& transfer);
   void forget(Window& window);
+  void note_bands(Transfer& transfer);
   void advance_done(Transfer& transfer);
   void leave_slots(Transfer& transfer, std::int64_t first, std::int64_t last);
   void settle(Transfer& transfer);
@@ -113,6 +119,7 @@ class Board {
   std::array<std::uint64_t, kDirections> changes_{};
   std::vector<Transfer*> blockers_;  // scratch
   std::vector<std::int64_t> issued_;
+  std::vector<BandsIssued> bands_;
   std::vector<Completion> completions_;
   std::unordered_map<std::int64_t, Outcome> not_done_;  // ended lately without being done
   std::deque<std::int64_t> not_done_order_;

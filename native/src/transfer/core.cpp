@@ -79,6 +79,11 @@ void Core::expedite(std::span<const std::int64_t> ids, TransferClass transfer_cl
   for (const std::int64_t id : ids) board_.expedite(id, transfer_class, deadline_s);
 }
 
+void Core::use_bands(std::span<const std::int64_t> ids, const std::vector<std::int64_t>& ends) {
+  const Board::Guard guard(board_);
+  for (const std::int64_t id : ids) board_.use_bands(id, ends);
+}
+
 void Core::step_launched(std::int64_t step, StreamHandle stream) {
   {
     const Board::Guard guard(board_);
@@ -116,20 +121,21 @@ Report Core::poll() {
   return board_.take_news();
 }
 
-WaitResult Core::begin_waits(std::span<const std::int64_t> ids, Waits& waits) {
+WaitResult Core::begin_waits(std::span<const std::int64_t> ids, std::int64_t band, Waits& waits) {
   const Board::Guard guard(board_);
   for (const std::int64_t id : ids) {
-    const WaitVerdict verdict = board_.begin_wait(id, events_, waits.covered);
+    const WaitVerdict verdict = board_.begin_wait(id, band, events_, waits.covered);
     waits.owners.resize(waits.covered.size(), id);
     if (verdict != WaitVerdict::ready) return {verdict, id};
   }
   return {WaitVerdict::ready, 0};
 }
 
-WaitResult Core::wait(std::span<const std::int64_t> ids, StreamHandle stream, double timeout_s) {
+WaitResult Core::wait(std::span<const std::int64_t> ids, StreamHandle stream, double timeout_s,
+                      std::int64_t band) {
   const auto until = Clock::now() + bounded(timeout_s);
   Waits waits(events_);
-  const WaitResult refused = begin_waits(ids, waits);
+  const WaitResult refused = begin_waits(ids, band, waits);
   if (refused.verdict != WaitVerdict::ready) return refused;
   for (std::size_t i = 0; i < waits.covered.size(); ++i) {
     const double left_s = std::chrono::duration<double>(until - Clock::now()).count();

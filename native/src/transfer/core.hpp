@@ -31,10 +31,14 @@ class Core {
   void submit(std::vector<std::shared_ptr<Transfer>> transfers);
   void cancel(std::span<const std::int64_t> ids);
   void expedite(std::span<const std::int64_t> ids, TransferClass transfer_class, double deadline_s);
+  // What is left of these loads goes band by band: band b ends at byte ends[b] of every block.
+  void use_bands(std::span<const std::int64_t> ids, const std::vector<std::int64_t>& ends);
   void step_launched(std::int64_t step, StreamHandle stream);
   void step_abandoned(std::int64_t step);
   Report poll();
-  WaitResult wait(std::span<const std::int64_t> ids, StreamHandle stream, double timeout_s);
+  // For all of each transfer or, with `band` >= 0, for its bands up to that one.
+  WaitResult wait(std::span<const std::int64_t> ids, StreamHandle stream, double timeout_s,
+                  std::int64_t band = -1);
   // True when poll() would return something new, or the core is closed.
   bool wait_news(double timeout_s);
   std::vector<WindowRecord> windows(std::int64_t* dropped);
@@ -68,7 +72,7 @@ class Core {
     std::vector<std::int64_t> owners;  // the transfer of each
   };
 
-  WaitResult begin_waits(std::span<const std::int64_t> ids, Waits& waits);
+  WaitResult begin_waits(std::span<const std::int64_t> ids, std::int64_t band, Waits& waits);
 
   const PoolLayout device_;
   const PoolLayout host_;

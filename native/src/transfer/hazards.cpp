@@ -80,6 +80,16 @@ bool Hazards::clear(const Transfer& transfer, std::int64_t block) const {
          rules_.write_may_begin(behind(written, mine), behind(written, opposite(mine)));
 }
 
+bool Hazards::writes_twice(const Transfer& transfer) const {
+  for (std::int64_t block = transfer.blocks_done; block < transfer.blocks(); ++block) {
+    const Access* at = transfer.accesses[2 * static_cast<std::size_t>(block) + 1].previous;
+    for (; at != nullptr; at = at->previous) {
+      if (at->owner == &transfer) return true;
+    }
+  }
+  return false;
+}
+
 void Hazards::blockers(const Transfer& transfer, std::int64_t block,
                        std::vector<Transfer*>& out) const {
   const auto i = static_cast<std::size_t>(block);

@@ -20,6 +20,8 @@ class Hazards {
   bool leave(Transfer& transfer, std::int64_t block);
   // Whether the copy of a block may begin.
   bool clear(const Transfer& transfer, std::int64_t block) const;
+  // Whether some block is written behind another of the same transfer: block by block it must go.
+  bool writes_twice(const Transfer& transfer) const;
   // Appends the transfers that block `block` waits for.
   void blockers(const Transfer& transfer, std::int64_t block, std::vector<Transfer*>& out) const;
 

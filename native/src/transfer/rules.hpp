@@ -30,6 +30,11 @@ class OrderingRules {
   // Whether a stream may wait for a transfer. Before the last event is recorded there is nothing
   // to wait for, so the wait would pass at once.
   virtual bool may_wait(bool issued) const { return issued; }
+  // Whether a stream may wait for a band of a transfer, and those before it. The others of its bands
+  // need not be issued: a start by layer computes the first layers while they flow.
+  virtual bool may_wait_band(std::int64_t band, std::int64_t bands_issued) const {
+    return band < bands_issued;
+  }
   // Whether a wait includes a window in flight; `newest` tells the one handed over last. Lanes
   // finish in any order, so every lane used counts.
   virtual bool wait_covers(bool newest) const {

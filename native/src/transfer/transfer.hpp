@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "transfer/copy_order.hpp"
 #include "transfer/events.hpp"
 #include "transfer/types.hpp"
 
@@ -20,9 +21,10 @@ struct Access {
   Transfer* owner;
 };
 
-// A byte range of a transfer, counted over its blocks in order, that one lane has been handed.
+// Positions of a transfer, of one run, that one lane has been handed.
 struct Window {
   std::shared_ptr<Transfer> transfer;
+  Run run;  // a copy: the transfer's order may change behind it
   std::int64_t begin = 0;
   std::int64_t end = 0;
   TransferClass transfer_class = TransferClass::demand;
@@ -41,20 +43,23 @@ struct Transfer {
   // Kept by the board.
   std::unique_ptr<Access[]> accesses;  // source of block i at 2 i, destination at 2 i + 1
   std::vector<Window*> windows;        // in flight, in the order they were handed over
-  std::int64_t total_bytes = 0;
+  CopyOrder order;
   std::int64_t handed_bytes = 0;
+  std::int64_t recorded_bytes = 0;  // handed over, and the event behind them recorded
+  std::int64_t bands_issued = 0;
   std::int64_t landed_bytes = 0;
   std::int64_t blocks_done = 0;
   std::int64_t failed_begin = std::numeric_limits<std::int64_t>::max();
-  std::int64_t failed_end = 0;
+  std::int64_t torn_begin = std::numeric_limits<std::int64_t>::max();  // blocks
+  std::int64_t torn_end = 0;
   bool issued = false;
   bool cancelled = false;
   double started_s = 0;
   std::string error;
 
   std::int64_t blocks() const { return static_cast<std::int64_t>(sources.size()); }
-  bool failed() const { return failed_end > 0 || !error.empty(); }
-  bool all_handed() const { return handed_bytes == total_bytes; }
+  bool failed() const { return torn_end > 0 || !error.empty(); }
+  bool all_handed() const { return handed_bytes == order.total_bytes(); }
 };
 
 }  // namespace forebay

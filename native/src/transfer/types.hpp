@@ -48,14 +48,22 @@ struct Completion {
   Outcome outcome;
   std::int64_t blocks_done;     // leading blocks whose bytes are all in place
   std::int64_t blocks_touched;  // leading blocks a copy may still be writing or reading
+  std::int64_t torn_from;       // behind those done: the first such block
   std::int64_t bytes;           // that landed, whole blocks or not
   double started_s;
   double finished_s;
   std::string error;
 };
 
+// Of a transfer that goes band by band, the leading `bands` are issued.
+struct BandsIssued {
+  std::int64_t id;
+  std::int64_t bands;
+};
+
 struct Report {
   std::vector<std::int64_t> issued;
+  std::vector<BandsIssued> bands;
   std::vector<Completion> completions;
   std::int64_t completed_step;
 };

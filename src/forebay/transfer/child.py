@@ -31,6 +31,9 @@ class _Child:
             raise RuntimeError("the first request must be to open the mover")
         if method == "hook":
             return getattr(mover.core, arguments[0])(*arguments[1:])
+        if method == "wait":
+            ids, stream, timeout_s, band = arguments
+            return mover.wait(ids, stream, timeout_s, band=band)
         if method == "windows":
             return mover.windows(), mover.windows_dropped
         if method == "close":

@@ -69,7 +69,8 @@ class Completion:
     """Leading blocks whose bytes are all in place, whatever the outcome."""
     blocks_touched: int
     """At least `blocks_done`. Blocks from there up to this one may still be read or written by a
-    copy that is not known to have ended: their slots must not be used again."""
+    copy that is not known to have ended: their slots must not be used again. So may those before
+    `torn_from` be, where that is larger: no copy of them is under way."""
     bytes: int
     """All that landed, parts of blocks included."""
     started_s: float
@@ -77,6 +78,7 @@ class Completion:
     finished_s: float
     error: str
     """Empty unless the outcome is FAILED."""
+    torn_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,9 @@ class Report:
     completions: tuple[Completion, ...]
     completed_step: int
     """The largest m such that every step 1..m ran or was abandoned."""
+    bands: tuple[tuple[int, int], ...] = ()
+    """(transfer, count): so many leading bands of a load that goes by bands have now been handed
+    to the link, and may be waited for."""
 
 
 WINDOW_DTYPE = np.dtype(

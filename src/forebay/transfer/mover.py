@@ -56,6 +56,15 @@ class Mover(Protocol):
         """
         ...
 
+    def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None:
+        """What is left of these loads goes band by band, so that the first layers arrive first.
+
+        Band b of a block ends at its byte `ends[b]`; the last of them is the block's end. A load
+        that goes so, or of which nothing is left, goes on as it does; unknown and ended ids are
+        ignored. Raises `ProtocolError` for a save, and for ends that do not rise to the block's.
+        """
+        ...
+
     def step_launched(self, step: int, stream: int = 0) -> None:
         """Say that all work of `step` has been given to `stream`. With stream 0 it has run.
 
@@ -71,10 +80,18 @@ class Mover(Protocol):
         """Everything new since the last poll, without blocking."""
         ...
 
-    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = DEFAULT_WAIT_S) -> None:
-        """Make `stream` wait for these transfers. With stream 0 the caller blocks until they end.
+    def wait(
+        self,
+        ids: Sequence[int],
+        stream: int = 0,
+        timeout_s: float = DEFAULT_WAIT_S,
+        *,
+        band: int | None = None,
+    ) -> None:
+        """Make `stream` wait for these transfers, or for their bands up to `band`. With stream 0
+        the caller blocks until they end.
 
-        Raises `NotIssuedError` for one not issued yet (and for one that was cancelled before it
+        Raises `NotIssuedError` for one not issued as far yet (and for one that was cancelled before it
         was), `TransferFailedError` for one known to have failed, `LinkTimeoutError` after
         `timeout_s`. A transfer whose completion was polled as DONE is no wait.
         """

@@ -113,6 +113,10 @@ class NativeMover:
         """See `Mover.expedite`."""
         self._core.expedite(id_array(ids), transfer_class, deadline_s)
 
+    def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None:
+        """See `Mover.use_bands`."""
+        self._core.use_bands(id_array(ids), [int(end) for end in ends])
+
     def step_launched(self, step: int, stream: int = 0) -> None:
         """See `Mover.step_launched`."""
         self._core.step_launched(step, stream)
@@ -123,16 +127,25 @@ class NativeMover:
 
     def poll(self) -> Report:
         """See `Mover.poll`."""
-        issued, completions, completed_step = self._core.poll()
+        issued, bands, completions, completed_step = self._core.poll()
         return Report(
             issued,
             tuple(Completion(each[0], _OUTCOMES[each[1]], *each[2:]) for each in completions),
             completed_step,
+            bands,
         )
 
-    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = DEFAULT_WAIT_S) -> None:
+    def wait(
+        self,
+        ids: Sequence[int],
+        stream: int = 0,
+        timeout_s: float = DEFAULT_WAIT_S,
+        *,
+        band: int | None = None,
+    ) -> None:
         """See `Mover.wait`."""
-        verdict, culprit = self._core.wait(id_array(ids), stream, timeout_s)
+        through = -1 if band is None else band
+        verdict, culprit = self._core.wait(id_array(ids), stream, timeout_s, through)
         if verdict == _READY:
             return
         if verdict == _NOT_ISSUED:

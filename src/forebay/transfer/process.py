@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -128,6 +128,10 @@ class ProcessMover:
         """See `Mover.expedite`."""
         self._tell("expedite", list(ids), transfer_class, deadline_s)
 
+    def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None:
+        """See `Mover.use_bands`."""
+        self._tell("use_bands", list(ids), list(ends))
+
     def step_launched(self, step: int, stream: int = 0) -> None:
         """See `Mover.step_launched`."""
         _refuse_stream(stream)
@@ -153,7 +157,14 @@ class ProcessMover:
         self._told_step = report.completed_step
         return report
 
-    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = DEFAULT_WAIT_S) -> None:
+    def wait(
+        self,
+        ids: Sequence[int],
+        stream: int = 0,
+        timeout_s: float = DEFAULT_WAIT_S,
+        *,
+        band: int | None = None,
+    ) -> None:
         """See `Mover.wait`. After the child's death nothing is known of any transfer: it raises
         `TransferFailedError`."""
         _refuse_stream(stream)
@@ -161,7 +172,7 @@ class ProcessMover:
         while True:
             left_s = until - time.monotonic()
             try:
-                self._call("wait", list(ids), 0, max(0.0, min(left_s, _SLICE_S)))
+                self._call("wait", list(ids), 0, max(0.0, min(left_s, _SLICE_S)), band)
                 return
             except LinkTimeoutError:
                 if left_s <= _SLICE_S:
@@ -216,7 +227,8 @@ class ProcessMover:
     def _holds_news(self) -> bool:
         with self._lock:
             held = self._held
-            return bool(held.issued or held.completions or held.completed_step > self._told_step)
+            told = held.issued or held.bands or held.completions
+            return bool(told or held.completed_step > self._told_step)
 
     def _tell(self, method: str, *arguments: object) -> None:
         with contextlib.suppress(_ChildGoneError):
@@ -256,7 +268,7 @@ class ProcessMover:
 
     def _add_last(self, completions: tuple[Completion, ...]) -> None:
         last = self._last
-        self._last = Report(last.issued, last.completions + completions, last.completed_step)
+        self._last = replace(last, completions=last.completions + completions)
 
 
 def _lost(id_: int, blocks_touched: int) -> Completion:
@@ -269,6 +281,7 @@ def _merged(first: Report, second: Report) -> Report:
         first.issued + second.issued,
         first.completions + second.completions,
         max(first.completed_step, second.completed_step),
+        first.bands + second.bands,
     )
 
 

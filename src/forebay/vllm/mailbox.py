@@ -88,6 +88,10 @@ class Mailbox:
         """See `Mover.expedite`: with the next step's orders."""
         self._expedite.append(Expedite(tuple(ids), transfer_class, deadline_s))
 
+    def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None:
+        """A start by layer is the engine's own; vLLM's steps wait for nothing."""
+        self._not_here()
+
     def poll(self) -> Report:
         """See `Mover.poll`: what was delivered since the last time."""
         issued = tuple(id_ for report in self._reports for id_ in report.issued)
@@ -113,7 +117,14 @@ class Mailbox:
         """The worker's to say."""
         self._not_here()
 
-    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = DEFAULT_WAIT_S) -> None:
+    def wait(
+        self,
+        ids: Sequence[int],
+        stream: int = 0,
+        timeout_s: float = DEFAULT_WAIT_S,
+        *,
+        band: int | None = None,
+    ) -> None:
         """The worker's to do."""
         self._not_here()
 
