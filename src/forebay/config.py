@@ -69,6 +69,9 @@ class CacheSettings:
     # A stream waits for issued loads by itself. Where the caller has to (a CPU), a request starts
     # only when its loads have landed, so that no step waits for the loads of one of its requests.
     waits_on_host: bool = False
+    # A request may start by layer where at least two bands of layers have so many bytes of a block:
+    # smaller parts cost the link's rate. 0: none does.
+    band_bytes: int = MIB // 4
     # A cancelled load ends with its windows in flight; one that does not by then hangs.
     give_up_grace_s: float = 1.0
     # Unclaimed prefetched blocks become ordinary cache this long after their request is gone.
@@ -137,6 +140,7 @@ CACHE_BOUNDS: dict[str, Bound] = {
     "min_shared_tokens": Whole(0),
     "lead_loads": Real(0.0, 1e9),
     "waits_on_host": Made(bool),
+    "band_bytes": Whole(0, note="0: no start by layer"),
     "give_up_grace_s": Real(0.0, 1e9),
     "slack_s": Real(0.0, 1e9),
     "link_bytes_per_s": RATE,

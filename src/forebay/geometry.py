@@ -102,6 +102,11 @@ class Geometry:
         ends = accumulate((keys + values for keys, values in sizes), initial=0)
         return tuple((at, at + keys) for at, (keys, _) in zip(ends, sizes, strict=False))
 
+    @property
+    def layer_ends(self) -> tuple[int, ...]:
+        """The byte of a block at which each layer ends."""
+        return tuple(accumulate(keys + values for keys, values in self.fragment_bytes))
+
     def transfer_s(self, tokens: int, bytes_per_s: float) -> float:
         """Seconds that the KV of ``tokens`` tokens takes over a link of that rate."""
         if bytes_per_s <= 0:

@@ -18,7 +18,7 @@ import torch
 from forebay.config import BatchSettings
 from forebay.core.modes import Mode
 from forebay.core.slots import SlotState
-from forebay.engine.attention import PAGED
+from forebay.engine.attention import PAGED, LayerGate
 from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel
 from forebay.engine.pool import KVPool
@@ -69,10 +69,10 @@ class Recorder:
     def attach(self, engine: Engine) -> None:
         forward = engine.runner.forward
 
-        def recorded(chunks: Sequence[Chunk]) -> torch.Tensor:
+        def recorded(chunks: Sequence[Chunk], gate: LayerGate | None = None) -> torch.Tensor:
             for hook in self.before_step:
                 hook(chunks)
-            self._newest = forward(chunks)
+            self._newest = forward(chunks, gate)
             return self._newest
 
         engine.runner.forward = recorded

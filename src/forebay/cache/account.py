@@ -16,8 +16,9 @@ class CacheStats:
     """Since the start. Blocks by source and miss reason of admitted requests; bytes by outcome.
 
     `load_s` is how long the link was busy with loads, whatever the number of them at once, `save_s`
-    the same of saves.
-    `link_stops`: how often loads hung so that others were left out; `link_stopped`: they are now.
+    the same of saves. `layered_starts`: requests that started by layer; `layered_hidden_s`: how
+    long, at least, they computed while the rest of their loads flowed. `link_stops`: how often
+    loads hung so that others were left out; `link_stopped`: they are now.
     """
 
     sources: dict[Source, int]
@@ -34,6 +35,8 @@ class CacheStats:
     quarantined_blocks: int
     failed_loads: int
     failed_saves: int
+    layered_starts: int
+    layered_hidden_s: float
     link_stops: int
     link_stopped: bool
 
@@ -50,6 +53,8 @@ class Account:
     save_s: float = 0.0
     failed_loads: int = 0
     failed_saves: int = 0
+    layered: int = 0
+    hidden_s: float = 0.0
     _loaded_until_s: float = 0.0
     _saved_until_s: float = 0.0
 
@@ -97,6 +102,8 @@ class Account:
             quarantined_blocks=counters.quarantined,
             failed_loads=self.failed_loads,
             failed_saves=self.failed_saves,
+            layered_starts=self.layered,
+            layered_hidden_s=self.hidden_s,
             link_stops=link.stops,
             link_stopped=link.stopped,
         )

@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 from forebay.cache import intake
 from forebay.cache.account import Account, CacheStats
 from forebay.cache.ahead import LookAhead
+from forebay.cache.by_layer import LayerStarts
 from forebay.cache.loads import Loads
 from forebay.cache.saves import Saves
+from forebay.cache.steps import Steps
 from forebay.cache.view import CacheView
+from forebay.cache.waits import Waits
 from forebay.config import CacheSettings
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.flights import Flights
@@ -30,9 +33,9 @@ from forebay.core.rates import Average, Rates
 from forebay.core.requests import Growth, NotYet, Request, Ticket, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
-from forebay.errors import LinkTimeoutError, NotIssuedError, ParentMissingError, ProtocolError
+from forebay.errors import ParentMissingError, ProtocolError
 from forebay.transfer.messages import Completion
-from forebay.transfer.mover import Mover, TransferFailedError
+from forebay.transfer.mover import Mover
 
 
 class Cache:
@@ -42,6 +45,8 @@ class Cache:
     `key_bytes` is the width of a block key, `device_pool` whose slots the device's are (None: its
     own), `first_transfer` the first id to use with `mover`, `host_ready` tells how many host slots
     can be used by now (None: all), `clock` gives seconds, in which the mover's deadlines are too.
+    `layer_ends` are the bytes of a block at which each layer ends, where requests may start by
+    layer: their steps call :meth:`layer`.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Cache:
         device_pool: DevicePool | None = None,
         first_transfer: int = 1,
         host_ready: Callable[[], int] | None = None,
+        layer_ends: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -82,13 +88,17 @@ class Cache:
         self._saves = Saves(settings, switch, self._store, self._flights, self.rates, mover)
         self._tickets: dict[int, Ticket] = {}
         self._generation = 0
-        self._steps: dict[int, list[tuple[Ticket, int]]] = {}
+        self._steps = Steps(settings, self._store, self._flights, mover)
         self._stuck_since_s: float | None = None
         self._closed = False
         # Blocks that a running request, or the first waiting one, lacked in the last round. Without
         # this, look-ahead would take again what was revoked for them while its copies end.
         self._owed = 0
         self._account = Account()
+        self._by_layer = LayerStarts(settings, layer_ends, self._flights, self.rates, mover)
+        self._waits = Waits(
+            self._flights, self._loads, mover, self._account, self._take_report, clock
+        )
         self.view = CacheView(self._store, self._line, self._flights)
 
     # -- requests --------------------------------------------------------------------------------
@@ -116,11 +126,12 @@ class Cache:
         if ticket is not None:
             self.finish(ticket)
 
-    def admit(self, request: int, *, first: bool) -> Ticket | NotYet:
+    def admit(self, request: int, *, first: bool, alone: bool = False) -> Ticket | NotYet:
         """The turn of `request` has come: a ticket if it can start now, else why not yet.
 
         `first` says that nothing waits before it: only then may it take back prefetch leases and
-        displace what other waiting requests want.
+        displace what other waiting requests want. `alone` says that nothing else can run: then one
+        that lacks only its load may start by layer (`Ticket.band_of_layer`).
         """
         entry = self._line[request]
         if not intake.fits(entry.request, self._most_blocks(), self.settings.block_tokens):
@@ -132,11 +143,15 @@ class Cache:
         why = NotYet.FULL  # in a mode that stalls steps, its load begins in its own step only
         if not self._switch.policy.stalls_step or self._has_room(entry, first=first):
             why = self._loads.turn(entry, now_s, first=first)
+        bands: tuple[int, ...] = ()
+        if why is NotYet.LOADING and alone:
+            bands = self._by_layer.bands_of(entry, self._loads.patience_s(entry, now_s))
+            why = None if bands else why
         if why is None and not self._has_room(entry, first=first):
             why = NotYet.FULL
         if why is NotYet.FULL and first:
             self._owed = max(self._owed, self._need(entry))
-        return why or self._issue_ticket(entry)
+        return why or self._issue_ticket(entry, bands)
 
     def finish(self, ticket: Ticket) -> None:
         """The request ended: its blocks become ordinary cache, its tail is freed."""
@@ -194,65 +209,42 @@ class Cache:
         Raises ProtocolError for a ticket whose loads are not all issued, or whose block table does
         not cover the tokens: such a step must not be launched.
         """
-        step = self._store.newest_step + 1
-        written: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
-        for ticket, start, tokens in work:
+        for ticket, _, _ in work:
             self._require_current(ticket)
-            if self._flights.unissued(ticket.waits):
-                raise ProtocolError(f"request {ticket.request.id} has loads that are not issued")
-            if len(ticket.slots) < self._blocks_for(start + tokens):
-                raise ProtocolError(
-                    f"request {ticket.request.id} has {len(ticket.slots)} slots, too few for "
-                    f"{start + tokens} tokens: call grow until it says GROWN"
-                )
-            first = start // self.settings.block_tokens
-            written.append(ticket.blocks[first : self._blocks_for(start + tokens)])
-        self._store.newest_step = step
-        if written:
-            self._store.wrote(np.concatenate(written), step)
-        self._steps[step] = [(ticket, start + tokens) for ticket, start, tokens in work]
-        return step
+        return self._steps.begin(work)
 
     def ready(
         self, tickets: Sequence[Ticket], stream: int = 0, timeout_s: float = 30.0
     ) -> list[Ticket]:
-        """Make `stream` wait for the loads of `tickets`; on a CPU the caller waits.
+        """Make `stream` wait for the loads of `tickets`; on a CPU the caller waits. One that starts
+        by layer has none to wait for yet.
 
         Returns the tickets that lost a block: preempt them. In a mode that stalls steps this also
         waits until the loads are issued. Every wait ends after `timeout_s`, or earlier by the
         measured rates, and no transfer that took longer is waited for again.
         """
-        end_s = self._clock() + min(timeout_s, self._loads.longest_s)
-        for ticket in tickets:
-            ticket.lost |= bool(self._flights.overdue(ticket.waits))
-        waits = {transfer for ticket in tickets if not ticket.lost for transfer in ticket.waits}
-        while self._flights.unissued(waits) and self._clock() < end_s:
-            self._mover.wait_news(max(0.0, min(0.1, end_s - self._clock())))
-            self._take_report()
-        unissued = self._flights.unissued(waits)
-        flying = self._flights.flying(waits - unissued)
-        try:
-            self._mover.wait(flying, stream, max(0.0, end_s - self._clock()))
-        except (LinkTimeoutError, TransferFailedError, NotIssuedError):
-            # Which of them it was, a late report will say; no step may read any of them until then.
-            unissued |= set(flying)
-        self._take_report()
-        if self._clock() >= end_s:
-            self._loads.link.hangs(unissued, end_s)
-        for ticket in tickets:
-            ticket.lost |= bool(ticket.waits & unissued)
+        self._waits.whole(tickets, stream, timeout_s)
         return [ticket for ticket in tickets if ticket.lost]
 
+    def layer(self, ticket: Ticket, layer: int, stream: int = 0, timeout_s: float = 30.0) -> None:
+        """Before `layer` of a step reads the KV of `ticket`, which starts by layer: `stream` waits
+        for what of its loads it reads, within the bounds of :meth:`ready`.
+
+        Raises TransferFailedError where that does not come: say that the step is launched, with
+        what of it has been, and preempt the ticket. Nothing may be committed of it.
+        """
+        self._waits.layer(ticket, layer, stream, timeout_s)
+
     def step_launched(self, step: int, stream: int = 0) -> None:
-        """The step is on `stream`: what it writes may be published once its tokens are known."""
-        for ticket, end in intake.take_step(self._steps, step):
-            ticket.launched_tokens = max(ticket.launched_tokens, end)
-        self._mover.step_launched(step, stream)
+        """The step is on `stream`: what it writes may be published once its tokens are known.
+
+        Raises ProtocolError where a ticket started by layer and a layer did not wait.
+        """
+        self._steps.launched(step, stream)
 
     def step_abandoned(self, step: int) -> None:
         """The step will not be launched: it touched nothing."""
-        intake.take_step(self._steps, step)
-        self._mover.step_abandoned(step)
+        self._steps.abandoned(step)
 
     def commit(self, ticket: Ticket, keys: bytes) -> None:
         """Publish the blocks of `ticket` that are full, launched, and whose `keys` are known.
@@ -323,6 +315,8 @@ class Cache:
         self._store.advance(report.completed_step)
         for transfer in report.issued:
             self._loads.issued(transfer, now_s)
+        for transfer, bands in report.bands:
+            self._loads.bands_issued(transfer, bands)
         for completion in report.completions:
             self._take_completion(completion, now_s)
 
@@ -343,13 +337,14 @@ class Cache:
                 ticket.waits.discard(completion.id)
                 ticket.lost |= incomplete
 
-    def _issue_ticket(self, entry: Waiting) -> Ticket:
+    def _issue_ticket(self, entry: Waiting, bands: tuple[int, ...]) -> Ticket:
         self._line.remove(entry)
         cached = entry.blocks[: entry.covered]
         self._store.promote(cached)
         now_s = self._clock()
         prefetched = self._ledger.read(cached, now_s if entry.turn_s is None else entry.turn_s)
         self._generation += 1
+        self._account.layered += bool(bands)
         sources, misses = self._account.admitted(entry, self.settings.block_tokens)
         ticket = Ticket(
             request=entry.request,
@@ -358,6 +353,7 @@ class Cache:
             sources=sources,
             misses=misses,
             waits=set(entry.waits),
+            band_of_layer=bands,
             prefetched_blocks=prefetched,
             load_wait_s=0.0 if entry.demanded_s is None else now_s - entry.demanded_s,
             launched_tokens=entry.covered * self.settings.block_tokens,

@@ -1,19 +1,16 @@
-"""What a cache takes in: requests that could run in its pool and whose keys fit their tokens, a
-mover whose pools its settings describe, steps that it numbered.
+"""What a cache takes in: requests that could run in its pool and whose keys fit their tokens, and a
+mover whose pools its settings describe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import TypeVar
 
 from forebay.config import CacheSettings
 from forebay.core.requests import Request
 from forebay.errors import ProtocolError, RequestError, SettingsError
 from forebay.transfer.mover import Mover
 from forebay.transfer.pool import Pool
-
-_Work = TypeVar("_Work")
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
@@ -74,10 +71,3 @@ def check_mover(mover: Mover, settings: CacheSettings) -> Mover:
         if count > pool.slots:
             raise SettingsError(f"{name} is {count}, and the mover's pool has {pool.slots} slots")
     return mover
-
-
-def take_step(steps: dict[int, _Work], step: int) -> _Work:
-    """Take out the work of `step`. Raises ProtocolError if it is not one that has only begun."""
-    if step not in steps:
-        raise ProtocolError(f"step {step} was not begun, or was launched or abandoned already")
-    return steps.pop(step)

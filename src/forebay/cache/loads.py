@@ -125,9 +125,7 @@ class Loads:
     def _wait_or_give_up(self, entry: Waiting, unready: set[int], now_s: float) -> NotYet | None:
         """Wait for what is not ready, but not for ever."""
         settings = self._settings
-        bound_s = self._rates.patience_s(
-            entry.loaded * settings.block_bytes, entry.loaded * settings.block_tokens
-        )
+        bound_s = self._bound_s(entry)
         waited_s = now_s - (now_s if entry.demanded_s is None else entry.demanded_s)
         if waited_s <= bound_s:
             return NotYet.LOADING
@@ -143,6 +141,17 @@ class Loads:
         self.link.hangs(unready, now_s)
         self._limit(entry, self._first_of(entry, unready), MissReason.LATE)
         return None
+
+    def patience_s(self, entry: Waiting, now_s: float) -> float:
+        """How much longer `entry`, whose turn has come, waits for its loads before it gives up."""
+        waited_s = now_s - (now_s if entry.demanded_s is None else entry.demanded_s)
+        return self._bound_s(entry) - waited_s
+
+    def _bound_s(self, entry: Waiting) -> float:
+        settings = self._settings
+        return self._rates.patience_s(
+            entry.loaded * settings.block_bytes, entry.loaded * settings.block_tokens
+        )
 
     def _limit(self, entry: Waiting, blocks: int, reason: MissReason) -> None:
         """Recompute what lies behind the first `blocks` of its match."""
@@ -265,13 +274,19 @@ class Loads:
         flight.issued = True
         self._ledger.issued(transfer, now_s)
 
+    def bands_issued(self, transfer: int, bands: int) -> None:
+        """So many leading bands of `transfer` have been handed to the link."""
+        flight = self._flights.get(transfer)
+        if flight is not None:
+            flight.bands_issued = bands
+
     def ended(self, completion: Completion, busy_s: float, now_s: float) -> Flight:
         """A load that kept the link busy for `busy_s` is over: who wanted it keeps what came."""
         flight = self._flights.end(completion.id)
         self.link.ended(completion, now_s)
-        missing = self._store.end_load(
-            completion.id, completion.blocks_done, completion.blocks_touched
-        )
+        done, touched = completion.blocks_done, completion.blocks_touched
+        torn_from = max(done, completion.torn_from)
+        missing = self._store.end_load(completion.id, done, torn_from, touched)
         if completion.outcome is Outcome.DONE:
             self._rates.moved(completion.bytes, busy_s)
             self._rates.arrived(completion.bytes, now_s - flight.submitted_s)
@@ -284,10 +299,10 @@ class Loads:
             entry = self._line.get(request)
             if entry is not None:
                 self._landed(entry, completion.id, missing, failed=failed)
-        if failed and completion.blocks_touched > completion.blocks_done:
+        if failed and touched > done:
             # A copy was begun and went wrong: its source may be at fault. What was never handed
             # to the link is as good as before.
-            self._store.unpublish(int(missing[0]))
+            self._store.unpublish(int(missing[torn_from - done]))
         return flight
 
     def _landed(self, entry: Waiting, transfer: int, missing: Ids, *, failed: bool) -> None:

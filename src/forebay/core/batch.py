@@ -3,7 +3,8 @@
 Running requests go first, oldest first: a decode takes one token, an unfinished prompt as many as
 the budget leaves (chunked prefill, mixed with decodes). Then waiting requests start, in order,
 while run slots and budget last. One that lacks only its load or another's prefill is stepped over
-and costs neither; one that lacks room ends the round, so that nobody overtakes it in the pool.
+and costs neither, unless nothing else can run: then the first of them may start by layer. One that
+lacks room ends the round, so that nobody overtakes it in the pool.
 When a running request cannot grow, the youngest gives up its slots and waits again.
 
 Pure, so that a replay batches exactly as an engine does.
@@ -55,8 +56,8 @@ class Admission(Protocol):
         """Waiting requests in order."""
         ...
 
-    def admit(self, request: int, *, first: bool) -> Ticket | NotYet:
-        """A ticket, or why not yet."""
+    def admit(self, request: int, *, first: bool, alone: bool = False) -> Ticket | NotYet:
+        """A ticket, or why not yet; `alone`: nothing else can run."""
         ...
 
     def grow(self, ticket: Ticket, tokens: int) -> Growth:
@@ -123,6 +124,8 @@ class Batcher:
         budget = self._running_work(batch)
         if not batch.preempted:
             self._start_waiting(batch, budget)
+            if not batch.work:
+                self._start_alone(batch, budget)
         return batch
 
     def remove(self, sequence: Sequence) -> None:
@@ -191,6 +194,18 @@ class Batcher:
                 first = False
                 continue
             budget -= self._start(self.sequences[request.id], answer, budget, batch)
+
+    def _start_alone(self, batch: Batch, budget: int) -> None:
+        """Nothing can run: the first that lacks only its load may start before that has come."""
+        reasons = batch.stepped_over.values()
+        if NotYet.LOADING not in reasons:
+            return
+        place = list(reasons).index(NotYet.LOADING)
+        request = list(batch.stepped_over)[place]
+        answer = self._cache.admit(request, first=place == 0, alone=True)
+        if isinstance(answer, Ticket):
+            del batch.stepped_over[request]
+            self._start(self.sequences[request], answer, budget, batch)
 
     def _fail(self, sequence: Sequence, batch: Batch) -> None:
         self._cache.abort(sequence.request_id)

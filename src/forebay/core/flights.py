@@ -15,7 +15,9 @@ from forebay.core.arrays import Ids
 class Flight:
     """One un-ended transfer. `dependents` are the waiting requests that want it, by id.
 
-    `overdue`: a bounded wait for it passed its bound. Nobody waits for it again.
+    `bands`: it goes by so many bands of layers (0: block by block), of which the first
+    `bands_issued` are issued. `overdue`: a bounded wait for it passed its bound. Nobody waits for
+    it again.
     """
 
     id: int
@@ -24,6 +26,8 @@ class Flight:
     submitted_s: float
     dependents: set[int] = field(default_factory=set[int])
     issued: bool = False
+    bands: int = 0
+    bands_issued: int = 0
     cancelled: bool = False
     overdue: bool = False
 
@@ -80,10 +84,11 @@ class Flights:
         """Those of `transfers` that are un-ended, in order."""
         return sorted(transfer for transfer in transfers if transfer in self._flights)
 
-    def unissued(self, transfers: Iterable[int]) -> set[int]:
-        """Those of `transfers` that are un-ended and not yet issued."""
-        found = (self._flights.get(transfer) for transfer in transfers)
-        return {flight.id for flight in found if flight is not None and not flight.issued}
+    def unissued(self, transfers: Iterable[int], band: int | None = None) -> set[int]:
+        """Those of `transfers` that are un-ended and not yet issued, or not up to `band`."""
+        found = filter(None, map(self._flights.get, transfers))
+        open_ = (flight for flight in found if not flight.issued)
+        return {flight.id for flight in open_ if band is None or flight.bands_issued <= band}
 
     def note_overdue(self, transfers: Iterable[int]) -> None:
         """These did not end within their bound."""

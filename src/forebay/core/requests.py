@@ -86,6 +86,12 @@ class Ticket:
     """A block it reads never arrived: preempt it, so that it is computed."""
     orphaned: bool = False
     """What it builds on left the directory: its blocks are not published."""
+    band_of_layer: tuple[int, ...] = ()
+    """Where it starts by layer, until that step is launched: for each layer the band of its loads
+    that the layer reads. They need not be issued before the step is; each layer waits for its own.
+    """
+    bands_waited: int = 0
+    """Leading bands that its stream waits for."""
     launched_tokens: int = 0
     published: int = 0
     session: Session | None = None

@@ -11,7 +11,7 @@ Slots may hold anything where nothing was written, NaN too. A masked score gives
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -128,6 +128,10 @@ class Span:
     """``[count, length]``, True where a token may look; None where the chunk is the context."""
 
 
+LayerGate = Callable[[int], None]
+"""Called with each layer before it reads KV; may wait until that is there, or raise."""
+
+
 @dataclass(slots=True)
 class PagedContext:
     """One step over a pool. Indices are made once per step and shared by all layers.
@@ -142,10 +146,13 @@ class PagedContext:
     groups: list[DecodeGroup]
     spans: list[Span]
     scratch: Scratch = field(repr=False)
+    gate: LayerGate | None = None
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
+        if self.gate is not None:
+            self.gate(layer)
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         where = (self.write_slots, self.write_places)
         keys.index_put_(where, key.transpose(0, 1))

@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from forebay.cache import Cache
 from forebay.core.batch import Batch, Batcher, Work
 from forebay.core.directory import Session
 from forebay.core.modes import Mode
 from forebay.core.requests import NotYet, Ticket
+from forebay.engine.by_layer import LayerWaits
 from forebay.engine.memory import EngineMemory, device_free_bytes
 from forebay.engine.models import LoadedModel, take_model
 from forebay.engine.pace import Pace, decode_tokens, prefill_tokens
@@ -27,7 +30,7 @@ from forebay.engine.prompt import Prompt, check_length, check_params, prompt_tok
 from forebay.engine.record import StepRecord
 from forebay.engine.request import Delta, EngineRequest, FinishReason, Timing, draw
 from forebay.engine.runner import Chunk, Runner, probe_geometry
-from forebay.engine.sampler import SampledToken, SamplingParams
+from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.engine.startup import describe, know_machine
 from forebay.engine.stats import EngineStats
@@ -39,6 +42,7 @@ from forebay.geometry import default_block_tokens
 from forebay.machine.memory import read_memory
 from forebay.machine.tree import Tree
 from forebay.timeline import Records
+from forebay.transfer.mover import TransferFailedError
 
 # The longest wait for the link before the loop looks again, when nothing else can run.
 _IDLE_WAIT_S = 0.05
@@ -84,6 +88,7 @@ class Engine:
             key_bytes=4 * block_tokens,
             first_transfer=start.next_transfer,
             host_ready=self._memory.host_ready,
+            layer_ends=geometry.layer_ends,
             clock=clock,
         )
         start.tell(self.cache.rates)
@@ -92,6 +97,9 @@ class Engine:
         self._pace = Pace(self.cache.rates)
         self._batcher = Batcher(settings.batch, self.cache)
         self._verifier = BlockVerifier(self.pool) if settings.check_blocks else None
+        self._layers = LayerWaits(
+            self.cache, self._memory, settings.wait_timeout_s, clock, self._layer_waited
+        )
         self._requests: dict[int, EngineRequest] = {}
         self.view = EngineView(
             self._requests, self._batcher, self.cache.view, self._namespace, clock
@@ -259,7 +267,7 @@ class Engine:
     def _in_place(self, batch: Batch) -> list[Work]:
         """The batch's work whose loads have arrived. What lost a block waits again."""
         tickets = [work.sequence.ticket for work in batch.work]
-        waits = [ticket for ticket in tickets if ticket is not None and ticket.waits]
+        waits = [t for t in tickets if t is not None and t.waits and not t.band_of_layer]
         began_s = self._clock()
         self._trace.wait_begins(expected=bool(waits))
         lost = self.cache.ready(
@@ -273,11 +281,19 @@ class Engine:
         for ticket in lost:
             self._batcher.preempt(self._batcher.sequences[ticket.request.id])
         work = [work for work in batch.work if work.sequence.ticket is not None]
-        if self._verifier is not None:
-            for item in work:
-                if item.start == self._ticket(item).cached_tokens:
-                    self._verifier.read(self._ticket(item), self.cache.serials, item.start)
+        self._verify([item for item in work if not self._ticket(item).band_of_layer])
         return work
+
+    def _verify(self, work: list[Work]) -> None:
+        """Compare what the first step of a request reads, once its loads are in place."""
+        for item in work:
+            ticket = self._ticket(item)
+            if self._verifier is not None and item.start == ticket.cached_tokens:
+                self._verifier.read(ticket, self.cache.serials, item.start)
+
+    def _layer_waited(self, ticket: Ticket, began_s: float) -> None:
+        self._requests[ticket.request.id].load_wait_s += self._clock() - began_s
+        self._waited(began_s, True, in_step=False)
 
     def _idle(self, batch: Batch) -> None:
         """Nothing can run: wait for the link, if that is what is lacking."""
@@ -290,18 +306,30 @@ class Engine:
         began_s = self._clock()
         step = self.cache.begin_step([(self._ticket(w), w.start, w.tokens) for w in work])
         self._trace.step_begins()
+        gate = self._layers.gate([self._ticket(item) for item in work])
         try:
-            logits = self.runner.forward([self._chunk(item) for item in work])
+            logits = self.runner.forward([self._chunk(item) for item in work], gate)
+        except TransferFailedError:
+            # What its first layers touch is free once they have run.
+            self.cache.step_launched(step, self._memory.stream)
+            for item in work:
+                self._batcher.preempt(item.sequence)
+            return []
         except BaseException as error:
             self.cache.step_abandoned(step)
             for item in work:
                 self._fail(self._requests[item.sequence.request_id], repr(error))
             raise
         self._trace.step_ends()
+        if gate is not None:
+            self._verify(work)
         self.cache.step_launched(step, self._memory.stream)
         generated = self.generation_tokens
         deltas = self._take_tokens(work, logits)
-        self._measure(step, work, began_s, drawn=self.generation_tokens > generated)
+        ended = self.generation_tokens > generated or not self._memory.runs_behind
+        if gate is None:  # else its time is mostly that of the loads
+            self._pace.stepped(work, began_s, self._clock(), ended=ended)
+        self._measure(step, work, began_s)
         return deltas
 
     def _take_tokens(self, work: list[Work], logits: torch.Tensor) -> list[Delta]:
@@ -309,7 +337,8 @@ class Engine:
         rows = [i for i, w in enumerate(work) if w.start + w.tokens == requests[i].known_tokens]
         drawn = draw(requests, self.runner.on_host(logits), rows) if rows else {}
         self.generation_tokens += len(drawn)
-        self._observe(work, requests, drawn)
+        if self._observer is not None:
+            self._observer(StepRecord.of(work, self._chunk, self._serials, drawn))
         now_s = self._clock()
         deltas: list[Delta] = []
         for i, (item, request) in enumerate(zip(work, requests, strict=True)):
@@ -327,10 +356,8 @@ class Engine:
                 self._end(request, request.finished)
         return deltas
 
-    def _measure(self, step: int, work: list[Work], began_s: float, *, drawn: bool) -> None:
+    def _measure(self, step: int, work: list[Work], began_s: float) -> None:
         now_s = self._clock()
-        ended = drawn or not self._memory.runs_behind
-        self._pace.stepped(work, began_s, now_s, ended=ended)
         self.steps += 1
         if self.timeline is not None:
             decode, prefill = decode_tokens(work), prefill_tokens(work)
@@ -338,21 +365,6 @@ class Engine:
                 self.timeline, step, began_s, now_s, decode_tokens=decode, prefill_tokens=prefill
             )
             self.timeline.windows(self.mover.windows())
-
-    def _observe(
-        self, work: list[Work], requests: list[EngineRequest], drawn: dict[int, SampledToken]
-    ) -> None:
-        if self._observer is None:
-            return
-        self._observer(
-            StepRecord(
-                request_ids=tuple(request.id for request in requests),
-                starts=tuple(item.start for item in work),
-                token_ids=tuple(self._chunk(item).token_ids.copy() for item in work),
-                serials=tuple(self.cache.serials(self._ticket(item)) for item in work),
-                drawn=tuple(drawn.get(i) for i in range(len(work))),
-            )
-        )
 
     def _waited(self, began_s: float, lacked_load: bool, *, in_step: bool) -> None:
         now_s = self._clock()
@@ -392,6 +404,9 @@ class Engine:
         if ticket is None:
             raise RequestError(f"request {item.sequence.request_id} has no ticket")
         return ticket
+
+    def _serials(self, item: Work) -> NDArray[np.int64]:
+        return self.cache.serials(self._ticket(item))
 
     def _namespace(self, salt: str) -> bytes:
         parts = (salt, self.loaded.fingerprint, str(self.pool.dtype), str(self.pool.geometry))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.core.batch import Work
+from forebay.engine.runner import Chunk
 from forebay.engine.sampler import SampledToken
 
 
@@ -22,3 +25,20 @@ class StepRecord:
     token_ids: tuple[NDArray[np.int64], ...]
     serials: tuple[NDArray[np.int64], ...]
     drawn: tuple[SampledToken | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        work: Sequence[Work],
+        chunk: Callable[[Work], Chunk],
+        serials: Callable[[Work], NDArray[np.int64]],
+        drawn: Mapping[int, SampledToken],
+    ) -> StepRecord:
+        """The record of a step of `work`, of which `drawn` are the tokens by place."""
+        return cls(
+            request_ids=tuple(item.sequence.request_id for item in work),
+            starts=tuple(item.start for item in work),
+            token_ids=tuple(chunk(item).token_ids.copy() for item in work),
+            serials=tuple(serials(item) for item in work),
+            drawn=tuple(drawn.get(i) for i in range(len(work))),
+        )

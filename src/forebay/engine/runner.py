@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forebay.engine.attention import DecodeGroup, PagedContext, Scratch, Span
+from forebay.engine.attention import DecodeGroup, LayerGate, PagedContext, Scratch, Span
 from forebay.engine.models import LoadedModel
 from forebay.engine.pool import KVPool
 from forebay.engine.threads import limit_threads
@@ -58,14 +58,17 @@ class Runner:
         if pool.device.type == "cpu":
             limit_threads()
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def forward(self, chunks: Sequence[Chunk], gate: LayerGate | None = None) -> torch.Tensor:
         """Computes all chunks in one step; returns float32 ``[len(chunks), vocab]``.
 
         Row i holds the logits behind chunk i's last token. On CUDA the work is queued on the
-        current stream. Raises RequestError if a chunk is empty, does not fit its block table or the
-        model's context, or names a slot or token that does not exist; then nothing has run.
+        current stream. `gate` is called before each layer's attention; what it raises ends the
+        step, of which some layers may have run. Raises RequestError if a chunk is empty, does not
+        fit its block table or the model's context, or names a slot or token that does not exist;
+        then nothing has run.
         """
         packed = self._pack(chunks)
+        packed.context.gate = gate
         return self._run(packed, packed.last_rows).float()
 
     def on_host(self, logits: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,9 @@ class EngineSettings:
     min_load_tokens: int = 64
     min_save_tokens: int = 0
     prefetch_share: float = 0.5
+    # Bytes of a block that a band of layers has at least, where a request starts by layer; 0: none
+    # does, and each waits until its loads are there.
+    band_bytes: int = MIB // 4
     # Compare a checksum of every block read from the cache with that taken when it was written.
     check_blocks: bool = False
     # Bound of every wait for the link; most are much shorter, by its measured rate.
@@ -115,6 +118,7 @@ class EngineSettings:
             min_load_tokens=self.min_load_tokens,
             min_save_tokens=self.min_save_tokens,
             prefetch_share=self.prefetch_share,
+            band_bytes=self.band_bytes,
             waits_on_host=device_bytes is None,
         )
 
@@ -202,6 +206,7 @@ ENGINE_BOUNDS: dict[str, Bound] = {
     "min_load_tokens": Whole(0),
     "min_save_tokens": Whole(0, note="0 saves all"),
     "prefetch_share": SHARE,
+    "band_bytes": Whole(0, note="0: no start by layer"),
     "check_blocks": Made(bool),
     "wait_timeout_s": SECONDS,
 }

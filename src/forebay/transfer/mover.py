@@ -91,8 +91,8 @@ class Mover(Protocol):
         """Make `stream` wait for these transfers, or for their bands up to `band`. With stream 0
         the caller blocks until they end.
 
-        Raises `NotIssuedError` for one not issued as far yet (and for one that was cancelled before it
-        was), `TransferFailedError` for one known to have failed, `LinkTimeoutError` after
+        Raises `NotIssuedError` for one not issued as far yet (and for one that was cancelled
+        before it was), `TransferFailedError` for one known to have failed, `LinkTimeoutError` after
         `timeout_s`. A transfer whose completion was polled as DONE is no wait.
         """
         ...
