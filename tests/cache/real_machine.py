@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fakes import LaunchedStep, RealClock
+from fakes import LAYERS, LaunchedStep, RealClock
 
 from forebay.transfer.arena import HostArena
 from forebay.transfer.messages import Report, Transfer, TransferClass
@@ -63,6 +63,10 @@ class RealMachine:
     ) -> None:
         self.mover.expedite(ids, transfer_class, deadline_s)
 
+    def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None:
+        # Its blocks are smaller than the settings say, so that their copies end soon.
+        self.mover.use_bands(ids, [end * 8 * self.block_tokens // ends[-1] for end in ends])
+
     def step_launched(self, step: int, stream: int = 0) -> None:
         launched = self.steps.popleft()
         assert launched.number == step
@@ -78,8 +82,15 @@ class RealMachine:
         self.flying -= {completion.id for completion in report.completions}
         return report
 
-    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = 30.0) -> None:
-        self.mover.wait(ids, stream, timeout_s)
+    def wait(
+        self,
+        ids: Sequence[int],
+        stream: int = 0,
+        timeout_s: float = 30.0,
+        *,
+        band: int | None = None,
+    ) -> None:
+        self.mover.wait(ids, stream, timeout_s, band=band)
 
     def wait_news(self, timeout_s: float) -> bool:
         return self.mover.wait_news(timeout_s)
@@ -101,6 +112,13 @@ class RealMachine:
     def run_step(self) -> bool:
         """Steps run at their launch: none is left."""
         return False
+
+    def read_layer(self, slots: list[int], start: int, hashes: list[int], layer: int) -> None:
+        """What a layer that starts before the others reads, at the time when it does."""
+        positions = np.arange(start)
+        mine = positions[positions % self.block_tokens * LAYERS // self.block_tokens == layer]
+        read = self.device[np.asarray(slots)[mine // self.block_tokens], mine % self.block_tokens]
+        assert (read == np.asarray(hashes, np.int64)[mine]).all(), f"layer {layer} read too soon"
 
     def _run(self, slots: np.ndarray, start: int, hashes: np.ndarray) -> None:
         positions = np.arange(len(hashes))

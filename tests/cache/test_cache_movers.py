@@ -33,6 +33,7 @@ def make_world(request: pytest.FixtureRequest) -> Iterator[MakeWorld]:
                     "min_load_tokens": 0,
                     "min_shared_tokens": 8,
                     "link_bytes_per_s": 2e6,
+                    "band_bytes": BLOCK_BYTES // 2,
                     **changes,
                 }
             )

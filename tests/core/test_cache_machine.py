@@ -45,6 +45,8 @@ class CacheMachine(RuleBasedStateMachine):
         late=st.booleans(),
         slowly=st.booleans(),
         on_host=st.booleans(),
+        band=st.sampled_from([0, BLOCK_BYTES // 2]),
+        prefill=st.sampled_from([20.0, 1000.0]),
         seed=SEEDS,
     )
     def start(
@@ -61,6 +63,8 @@ class CacheMachine(RuleBasedStateMachine):
         late: bool,
         slowly: bool,
         on_host: bool,
+        band: int,
+        prefill: float,
         seed: int,
     ) -> None:
         with warnings.catch_warnings():
@@ -78,9 +82,11 @@ class CacheMachine(RuleBasedStateMachine):
                 prefetch_share=share,
                 link_bytes_per_s=link,
                 waits_on_host=on_host,
+                band_bytes=band,
             )
         batch = BatchSettings(step_tokens=step_tokens, max_running=running)
         self.world = World(cache, batch, seed=seed, late=late, slowly=slowly)
+        self.world.cache.rates.prefill_tokens_per_s.value = prefill
 
     @rule(seed=SEEDS, priority=st.sampled_from([0, 0, 0, 1]), odd=st.integers(0, 19))
     def arrive(self, seed: int, priority: int, odd: int) -> None:
@@ -158,6 +164,8 @@ class CacheMachine(RuleBasedStateMachine):
             "preempted": world.preempted,
             "blocks read": world.machine.blocks_read,
             "loaded": stats.loaded_bytes,
+            "started by layer": stats.layered_starts,
+            "torn steps": world.torn_steps,
             "prefetch used": stats.prefetch_bytes["used"],
             "failed": stats.prefetch_bytes["failed"] + stats.quarantined_blocks,
         }.items():

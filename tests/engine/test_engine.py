@@ -365,7 +365,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(llama: LoadedModel) -
         rig.run(lambda: len(asked[0].drawn) > 0)
         forward = rig.engine.runner.forward
 
-        def broken(_: object) -> torch.Tensor:
+        def broken(*_: object) -> torch.Tensor:
             raise RuntimeError("the device fell off the bus")
 
         rig.engine.runner.forward = broken
@@ -387,7 +387,7 @@ def test_broken_logits_fail_their_request_alone(llama: LoadedModel) -> None:
         rig.run(lambda: all(request.drawn for request in asked))
         forward = rig.engine.runner.forward
 
-        def half_broken(chunks: Any) -> torch.Tensor:
+        def half_broken(chunks: Any, _: object) -> torch.Tensor:
             logits = forward(chunks).clone()
             logits[1] = float("nan")
             return logits

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fakes import LaunchedStep, RealClock
+from fakes import LAYERS, LaunchedStep, RealClock
 from gpu_rig import PATIENCE_S, GpuRig
 from invariants import check, nothing_left
 from world import BLOCK_TOKENS, World
@@ -159,8 +159,15 @@ class CudaMachine:
         self.flying -= {completion.id for completion in report.completions}
         return report
 
-    def wait(self, ids, stream: int = 0, timeout_s: float = 30.0) -> None:
-        self.mover.wait(ids, self.stream, timeout_s)
+    def wait(self, ids, stream: int = 0, timeout_s: float = 30.0, *, band=None) -> None:
+        self.mover.wait(ids, self.stream, timeout_s, band=band)
+
+    def read_layer(self, slots, start: int, hashes, layer: int) -> None:
+        half = BLOCK_TOKENS // LAYERS
+        rows = torch.from_numpy(np.asarray(slots[: start // BLOCK_TOKENS], np.int64)).cuda()
+        values = torch.tensor(hashes, dtype=torch.int64).view(-1, BLOCK_TOKENS).cuda()
+        read = self.device[rows, half * layer : half * (layer + 1)]
+        self._wrong += (read != values[:, half * layer : half * (layer + 1)]).sum()
 
     def step_launched(self, step: int, stream: int = 0) -> None:
         launched = self.steps.popleft()

@@ -2,7 +2,9 @@
 
 A slot holds, per token position, the hash of all tokens up to there, or POISON. A step reads every
 position before the ones it writes and checks them when it *runs*, which is later than its launch:
-whatever was overwritten, moved or mixed up in between shows.
+whatever was overwritten, moved or mixed up in between shows. The first half of each block's
+positions stands for one layer, the second for another: a step that starts by layer reads them in
+this order.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from forebay.transfer.messages import (
 from forebay.transfer.mover import TransferFailedError
 
 POISON = -1
+LAYERS = 2
 
 
 @dataclass
@@ -39,6 +42,8 @@ class FlyingCopy:
     transfer: Transfer
     transfer_class: TransferClass
     deadline_s: float
+    # What is copied, in this order: (block, layer), or (block, None) for all of a block.
+    parts: list[tuple[int, int | None]]
     handed: int = 0
     landed: int = 0
     cancelled: bool = False
@@ -46,6 +51,20 @@ class FlyingCopy:
     issued_told: bool = False
     started_s: float = 0.0
     torn: bool = False
+    bands_told: int = 0
+
+    def through(self, band: int | None) -> int:
+        """How many parts there are up to the last of `band`."""
+        if band is None:
+            return len(self.parts)
+        wanted = (at for at, part in enumerate(self.parts) if part[1] is None or part[1] <= band)
+        return max(wanted, default=-1) + 1
+
+    @property
+    def blocks_done(self) -> int:
+        """Leading blocks of which every part has landed."""
+        missing = (block for block, _ in self.parts[self.landed :])
+        return min(missing, default=len(self.transfer.sources))
 
 
 @dataclass
@@ -54,6 +73,7 @@ class LaunchedStep:
     waits: list[int]
     # (slots, start, hashes of every token up to the end)
     work: list[tuple[list[int], int, list[int]]]
+    by_layer: bool = False
 
 
 @dataclass
@@ -80,6 +100,7 @@ class Machine:
         self.host = [self._poison() for _ in range(self.host_slots)]
         self._issued: list[int] = []
         self._completions: list[Completion] = []
+        self._bands: list[tuple[int, int]] = []
         self._held_back = Report((), (), 0)
         self._done: set[int] = set()
 
@@ -91,7 +112,10 @@ class Machine:
             assert transfer.id not in self.flying
             self._check_no_overlap(transfer)
             self.flying[transfer.id] = FlyingCopy(
-                transfer, transfer.transfer_class, transfer.deadline_s
+                transfer,
+                transfer.transfer_class,
+                transfer.deadline_s,
+                [(block, None) for block in range(len(transfer.sources))],
             )
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -109,6 +133,15 @@ class Machine:
             if copy is not None:
                 copy.transfer_class = min(copy.transfer_class, transfer_class)
 
+    def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None:
+        assert len(ends) == LAYERS
+        for one in ids:
+            copy = self.flying.get(one)
+            if copy is not None and copy.handed < len(copy.parts):
+                assert all(layer is None for _, layer in copy.parts), "bands within bands"
+                rest = [block for block, _ in copy.parts[copy.handed :]]
+                copy.parts[copy.handed :] = [(b, layer) for layer in range(LAYERS) for b in rest]
+
     def step_launched(self, step: int, stream: int = 0) -> None:
         assert any(launched.number == step for launched in self.steps)
         self._complete_steps()
@@ -118,19 +151,28 @@ class Machine:
         self._complete_steps()
 
     def poll(self) -> Report:
-        fresh = Report(tuple(self._issued), tuple(self._completions), self.completed_step)
-        self._issued, self._completions = [], []
+        fresh = Report(
+            tuple(self._issued), tuple(self._completions), self.completed_step, tuple(self._bands)
+        )
+        self._issued, self._completions, self._bands = [], [], []
         if not self.late_reports:
             return fresh
         late, self._held_back = self._held_back, fresh
         return late
 
-    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = 30.0) -> None:
+    def wait(
+        self,
+        ids: Sequence[int],
+        stream: int = 0,
+        timeout_s: float = 30.0,
+        *,
+        band: int | None = None,
+    ) -> None:
         for one in ids:
             copy = self.flying.get(one)
             if copy is None:
                 continue
-            assert copy.handed == len(copy.transfer.sources), "wait on un-issued"
+            assert copy.handed >= copy.through(band), "wait on un-issued"
             if copy.fault:
                 self._fail(copy)
                 raise TransferFailedError("injected")
@@ -165,12 +207,14 @@ class Machine:
         if not self.steps:
             return False
         step = self.steps.popleft()
-        for one in step.waits:
-            copy = self.flying.get(one)
-            if copy is not None:
-                self._land_all(copy)
+        for layer in range(LAYERS):
+            for copy in filter(None, map(self.flying.get, step.waits)):
+                due = copy.through(layer if step.by_layer else None)
+                self._land(copy, min(due, copy.handed) - copy.landed)
+            for slots, start, hashes in step.work:
+                self._read(slots, start, hashes, layer)
         for slots, start, hashes in step.work:
-            self._run_work(slots, start, hashes)
+            self._write(slots, start, hashes)
         self._done.add(step.number)
         self._complete_steps()
         return True
@@ -185,14 +229,24 @@ class Machine:
         while self.completed_step + 1 in self._done or self.completed_step + 1 in self.abandoned:
             self.completed_step += 1
 
-    def _run_work(self, slots: list[int], start: int, hashes: list[int]) -> None:
+    def read_layer(self, slots: list[int], start: int, hashes: list[int], layer: int) -> None:
+        """A layer that starts before the others: it reads when the step runs."""
+
+    def _read(self, slots: list[int], start: int, hashes: list[int], layer: int) -> None:
         for position in range(start):
             slot, offset = slots[position // self.block_tokens], position % self.block_tokens
+            if self._layer_of(offset) != layer:
+                continue
             found = self.device[slot][offset]
             assert found == hashes[position], (
                 f"token {position} in slot {slot}: read {found}, written {hashes[position]}"
             )
-        self.blocks_read += start // self.block_tokens
+        self.blocks_read += start // self.block_tokens if layer == 0 else 0
+
+    def _layer_of(self, offset: int) -> int:
+        return offset * LAYERS // self.block_tokens
+
+    def _write(self, slots: list[int], start: int, hashes: list[int]) -> None:
         for position in range(start, len(hashes)):
             slot, offset = slots[position // self.block_tokens], position % self.block_tokens
             self.device[slot][offset] = hashes[position]
@@ -202,8 +256,8 @@ class Machine:
 
     def _hand_over(self, copy: FlyingCopy, blocks: int) -> None:
         transfer = copy.transfer
-        while blocks and copy.handed < len(transfer.sources) and not copy.cancelled:
-            if transfer.after_steps[copy.handed] > self.completed_step:
+        while blocks and copy.handed < len(copy.parts) and not copy.cancelled:
+            if transfer.after_steps[copy.parts[copy.handed][0]] > self.completed_step:
                 break
             if copy.handed == 0:
                 copy.started_s = self.clock.now_s
@@ -212,20 +266,24 @@ class Machine:
         self._tell_issued(copy)
 
     def _tell_issued(self, copy: FlyingCopy) -> None:
-        if copy.handed == len(copy.transfer.sources) and not copy.issued_told:
+        if copy.handed == len(copy.parts) and not copy.issued_told:
             copy.issued_told = True
             self._issued.append(copy.transfer.id)
+        bands = sum(copy.through(layer) <= copy.handed for layer in range(LAYERS))
+        if copy.parts[-1][1] is not None and bands > copy.bands_told:
+            copy.bands_told = bands
+            self._bands.append((copy.transfer.id, bands))
 
     def _land(self, copy: FlyingCopy, blocks: int) -> None:
         transfer = copy.transfer
         loads = transfer.direction is Direction.LOAD
         for _ in range(min(blocks, copy.handed - copy.landed)):
-            at = copy.landed
+            at, layer = copy.parts[copy.landed]
             source, target = int(transfer.sources[at]), int(transfer.destinations[at])
-            if loads:
-                self.device[target] = list(self.host[source])
-            else:
-                self.host[target] = list(self.device[source])
+            read, written = (self.host, self.device) if loads else (self.device, self.host)
+            for offset in range(self.block_tokens):
+                if layer is None or self._layer_of(offset) == layer:
+                    written[target][offset] = read[source][offset]
             copy.landed += 1
             self.moved += 1
         self._settle(copy)
@@ -234,31 +292,32 @@ class Machine:
         self._land(copy, copy.handed - copy.landed)
 
     def _settle(self, copy: FlyingCopy) -> None:
-        total = len(copy.transfer.sources)
         if copy.transfer.id not in self.flying or copy.landed < copy.handed:
             return
-        if copy.landed == total:
-            self._complete(copy, Outcome.DONE, copy.landed)
+        if copy.landed == len(copy.parts):
+            self._complete(copy, Outcome.DONE)
         elif copy.cancelled:
-            self._complete(copy, Outcome.CANCELLED, copy.landed)
+            self._complete(copy, Outcome.CANCELLED)
 
     def _fail(self, copy: FlyingCopy) -> None:
         transfer = copy.transfer
         if transfer.direction is Direction.LOAD:
-            for at in range(copy.landed, copy.handed):
+            for at, _ in copy.parts[copy.landed : copy.handed]:
                 self.device[int(transfer.destinations[at])] = self._poison()
-        self._complete(copy, Outcome.FAILED, copy.handed)
+        self._complete(copy, Outcome.FAILED)
 
-    def _complete(self, copy: FlyingCopy, outcome: Outcome, touched: int) -> None:
-        transfer = copy.transfer
+    def _complete(self, copy: FlyingCopy, outcome: Outcome) -> None:
+        transfer, done = copy.transfer, copy.blocks_done
+        torn = [block for block, _ in copy.parts[copy.landed : copy.handed]]
         del self.flying[transfer.id]
         self._completions.append(
             Completion(
                 id=transfer.id,
                 outcome=outcome,
-                blocks_done=copy.landed,
-                blocks_touched=max(touched, copy.landed),
-                bytes=copy.landed * 1024,
+                blocks_done=done,
+                blocks_touched=max(torn, default=done - 1) + 1,
+                torn_from=min(torn, default=done),
+                bytes=done * 1024,
                 started_s=copy.started_s,
                 finished_s=self.clock.now_s,
                 error="injected" if outcome is Outcome.FAILED else "",

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fakes import FakeClock, LaunchedStep, Machine
+from fakes import LAYERS, FakeClock, LaunchedStep, Machine
 
 from forebay.cache import Cache
 from forebay.config import BatchSettings, CacheSettings
 from forebay.core.batch import Batcher
 from forebay.core.requests import Request, Ticket
 from forebay.errors import RequestError
+from forebay.transfer.mover import TransferFailedError
 
 BLOCK_TOKENS = 4
 KEY_BYTES = 4 * BLOCK_TOKENS
@@ -102,12 +103,14 @@ class World:
             self.machine,
             key_bytes=KEY_BYTES,
             host_ready=lambda: self.host_open,
+            layer_ends=[settings.block_bytes * (i + 1) // LAYERS for i in range(LAYERS)],
             clock=self.clock,
         )
         self.batcher = Batcher(batch, self.cache)
         self.finished = 0
         self.aborted = 0
         self.preempted = 0
+        self.torn_steps = 0
         self.next_id = 1
         self.prefixes = [[self.rng.randint(0, 3) for _ in range(24)] for _ in range(3)]
         self.history: list[tuple[bytes, list[int]]] = []
@@ -152,7 +155,16 @@ class World:
         if abandon:
             self.cache.step_abandoned(step)
             return False
-        self._launch(step, work)
+        try:
+            by_layer = self._start_by_layer(work)
+        except TransferFailedError:
+            self.machine.steps.append(LaunchedStep(step, [], []))
+            self.cache.step_launched(step)
+            for item in work:
+                self.batcher.preempt(item.sequence)
+            self.torn_steps += 1
+            return True
+        self._launch(step, work, by_layer=by_layer)
         return True
 
     def abort_one(self) -> None:
@@ -184,7 +196,18 @@ class World:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _launch(self, step: int, work: list) -> None:
+    def _start_by_layer(self, work: list) -> bool:
+        late = [item for item in work if item.sequence.ticket.band_of_layer]
+        for layer in range(LAYERS if late else 0):
+            for item in late:
+                ticket = item.sequence.ticket
+                self.cache.layer(ticket, layer)
+                self.machine.read_layer(
+                    ticket.slots.tolist(), item.start, item.sequence.hashes[: item.start], layer
+                )
+        return bool(late)
+
+    def _launch(self, step: int, work: list, *, by_layer: bool) -> None:
         snapshot = []
         waits: list[int] = []
         for item in work:
@@ -192,7 +215,7 @@ class World:
             end = item.start + item.tokens
             snapshot.append((sequence.ticket.slots.tolist(), item.start, sequence.hashes[:end]))
             waits += sorted(sequence.ticket.waits)
-        self.machine.steps.append(LaunchedStep(step, waits, snapshot))
+        self.machine.steps.append(LaunchedStep(step, waits, snapshot, by_layer))
         self.cache.step_launched(step)
         for item in work:
             sequence = item.sequence

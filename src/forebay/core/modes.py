@@ -43,7 +43,7 @@ _POLICIES: dict[Mode, Policy] = {
 }
 
 _WHY_REFUSED: dict[Mode, str] = {
-    Mode.LAYERED: "b3 and b4 load so by themselves, when nothing else can run",
+    Mode.LAYERED: "b3 and b4 load the layers one by one by themselves, when nothing else can run",
     Mode.HINTS: "it needs a source of hints, and there is none yet",
     Mode.ORACLE: "it needs loads that cost nothing, which only the replay's virtual clock has",
 }
