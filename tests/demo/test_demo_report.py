@@ -43,6 +43,8 @@ def result(mode: Mode, *answers: Answer, used: int = 100, stall_s: float = 0.5) 
         given_up_blocks=0,
         failed_loads=0,
         failed_saves=0,
+        layered_starts=0,
+        layered_hidden_s=0.0,
         link_stops=0,
         link_stopped=False,
     )

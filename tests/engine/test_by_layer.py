@@ -1,4 +1,4 @@
-"""Requests that start before their loads are there: the same tokens, whatever comes late or fails."""
+"""Requests that start before their loads are there: the same tokens, whatever is late or fails."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from oracle import (
     Returning,
     Rig,
     compare_with_recompute,
-    judge,
     replay_difference,
     tiny_settings,
 )
 
-from forebay.config import BatchSettings, KVLayout
+from forebay.config import KVLayout
 from forebay.core.modes import Mode
-from forebay.core.requests import NotYet
 from forebay.engine.models import LoadedModel
-from forebay.transfer.messages import Direction
 
 LAYERS = 3
 LAYER_BYTES = TINY_BLOCK_BYTES // LAYERS
