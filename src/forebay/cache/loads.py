@@ -6,6 +6,8 @@ is not issued is expedited and, after a bound, given up and recomputed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from forebay.cache.link import LinkWatch
@@ -25,7 +27,11 @@ from forebay.transfer.mover import Mover
 
 
 class Loads:
-    """Everything between a request's arrival and its admission that moves or leases blocks."""
+    """Everything between a request's arrival and its admission that moves or leases blocks.
+
+    `bound_s` tells how long a request waits for loads once its turn has come; by default the
+    smaller of twice their estimate and of computing what they bring.
+    """
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class Loads:
         ledger: PrefetchLedger,
         rates: Rates,
         mover: Mover,
+        bound_s: Callable[[Waiting], float] | None = None,
     ) -> None:
         self._settings = settings
         self._switch = switch
@@ -46,6 +53,7 @@ class Loads:
         self._ledger = ledger
         self._rates = rates
         self._mover = mover
+        self._bound_s = bound_s or self._own_bound_s
         self.link = LinkWatch(flights)
 
     @property
@@ -124,7 +132,6 @@ class Loads:
 
     def _wait_or_give_up(self, entry: Waiting, unready: set[int], now_s: float) -> NotYet | None:
         """Wait for what is not ready, but not for ever."""
-        settings = self._settings
         bound_s = self._bound_s(entry)
         waited_s = now_s - (now_s if entry.demanded_s is None else entry.demanded_s)
         if waited_s <= bound_s:
@@ -135,7 +142,7 @@ class Loads:
             self._mover.cancel(self._flights.abandon(unready, entry.request.id))
             self._flights.depend(self._flights.flying(unready), entry.request.id)
             return NotYet.LOADING
-        if waited_s <= 2 * bound_s + settings.give_up_grace_s:
+        if waited_s <= 2 * bound_s + self._settings.give_up_grace_s:
             return NotYet.LOADING
         # The link does not even end what was cancelled. Its blocks stay out of everybody's reach.
         self.link.hangs(unready, now_s)
@@ -147,7 +154,7 @@ class Loads:
         waited_s = now_s - (now_s if entry.demanded_s is None else entry.demanded_s)
         return self._bound_s(entry) - waited_s
 
-    def _bound_s(self, entry: Waiting) -> float:
+    def _own_bound_s(self, entry: Waiting) -> float:
         settings = self._settings
         return self._rates.patience_s(
             entry.loaded * settings.block_bytes, entry.loaded * settings.block_tokens

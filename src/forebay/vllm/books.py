@@ -21,6 +21,8 @@ from forebay.vllm.records import Record
 
 # More batches than any pipeline of vLLM's has; outputs that never come do not pile up.
 _MOST_UNDER_WAY = 64
+# How much of the slowest step counts one step later.
+_SLOW_MEMORY = 0.95
 
 
 class Books:
@@ -48,6 +50,8 @@ class Books:
         # Steps whose output has not come: prefill tokens, decode tokens, when they were scheduled.
         self._under_way: deque[tuple[int, int, float]] = deque(maxlen=_MOST_UNDER_WAY)
         self._heard_s = 0.0
+        self.slow_step_s = 0.0
+        """The slowest step, where older ones count for less and less."""
 
     def asked(self, record: Record) -> None:
         """A request came, with its wishes."""
@@ -88,7 +92,9 @@ class Books:
         if not self._under_way:
             return
         prefill, decode, began_s = self._under_way.popleft()
-        self._rates.stepped(prefill, decode, now_s - max(began_s, self._heard_s))
+        took_s = now_s - max(began_s, self._heard_s)
+        self._rates.stepped(prefill, decode, took_s)
+        self.slow_step_s = max(took_s, _SLOW_MEMORY * self.slow_step_s)
         self._heard_s = now_s
 
     def stats(self) -> CacheStats:

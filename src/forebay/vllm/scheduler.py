@@ -95,7 +95,9 @@ class SchedulerHalf:
         self._line = line = WaitingLine(store, settings.block_tokens)
         self._flights = flights = Flights(1)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
-        self._loads = Loads(settings, switch, store, line, flights, ledger, rates, mail)
+        self._loads = Loads(
+            settings, switch, store, line, flights, ledger, rates, mail, self._patience_s
+        )
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
         self._saves = Saves(settings, switch, store, flights, rates, mail)
         self._mode_file = ModeFile(mode_file, settings.mode)
@@ -119,7 +121,9 @@ class SchedulerHalf:
         )
         self._records: dict[str, Record] = {}
         self._by_id: dict[int, Record] = {}
+        # Put off in the step that vLLM schedules, or since the last one; whose turn it was then.
         self._asked: dict[int, Record] = {}
+        self._turning: set[int] = set()
         self._last_id = 0
         self._resets = 0
         self._moved_s = 0.0
@@ -146,18 +150,20 @@ class SchedulerHalf:
             return False
         self._catch_up()
         record.local_tokens = local_tokens
+        self._line.refresh(entry)
+        lacks = self._lacks(entry)
         if record.hint is not None:
-            lacks = self._lacks(entry, local_tokens)
             return self._hints.waits(record.id, self._clock(), lacks=lacks)
-        if record.turn in (Turn.NOT_ASKED, Turn.WAITS):
-            # One that waits is seen to be ready at once: its loads may have landed since.
-            self._line.refresh(entry)
-            record.turn = Turn.WAITS if self._lacks(entry, local_tokens) else Turn.READY
-        if record.turn is not Turn.READY:
-            self._asked[record.id] = record
-        if record.turn is Turn.WAITS and record.asked_s is None:
+        if not lacks:
+            record.turn = Turn.READY
+            return False
+        self._asked[record.id] = record
+        if record.turn is Turn.NO_ROOM:
+            return False
+        record.turn = Turn.WAITS
+        if record.asked_s is None:
             record.asked_s = self._clock()
-        return record.turn is Turn.WAITS
+        return True
 
     def admitted(self, request: VllmRequest) -> None:
         """vLLM starts `request` with what it found when it last asked."""
@@ -214,11 +220,11 @@ class SchedulerHalf:
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
         self.books.scheduled(step, now_s, loads_lack=bool(self._asked))
-        self._take_turns(now_s)
-        self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         running = [self._progress(record) for record in self._records.values() if record.running]
+        free_run_slots = max(0, self._most_running - len(running))
+        self._take_turns(free_run_slots, now_s)
+        self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         if len(self._line):
-            free_run_slots = max(0, self._most_running - len(running))
             self._ahead.plan(now_s, running, free_run_slots, 0)
         self._name_loads(now_s)
         if self._host_slots:
@@ -333,24 +339,49 @@ class SchedulerHalf:
         self._loads.give_back(entry)
         self._line.remove(entry)
 
-    def _lacks(self, entry: Waiting, local_tokens: int) -> bool:
-        """Whether something that vLLM did not find is on its way, or worth a load."""
-        if local_tokens >= len(entry.blocks) * self.settings.block_tokens:
-            return False
-        flying = self._flights.flying(entry.waits)
-        return bool(flying) or self._loads.worth(entry, self._clock()) > 0
+    def _lacks(self, entry: Waiting) -> bool:
+        """Whether something that `entry` can read is on its way, or worth a load."""
+        if self._flights.flying(entry.waits) or self._loads.worth(entry, self._clock()) > 0:
+            return True
+        ahead = entry.blocks[entry.covered : entry.loadable]
+        return entry.here > 0 and bool(self._store.loading(ahead).any())
 
-    def _take_turns(self, now_s: float) -> None:
-        """For each request that vLLM asked about: start what it lacks, or see how far it is."""
-        for record in list(self._asked.values()):
-            entry = self._line[record.id]
-            first = next(iter(self._line)) is entry
-            why = self._loads.turn(entry, now_s, first=first)
-            if why is None:
-                record.turn = Turn.READY
-                del self._asked[record.id]
-            else:
-                record.turn = Turn.NO_ROOM if why is NotYet.FULL else Turn.WAITS
+    def _take_turns(self, free_run_slots: int, now_s: float) -> None:
+        """Start what the next requests lack of those that vLLM asked about and was put off.
+
+        As many as there are run slots for; those behind them are left to look-ahead.
+        """
+        asked, self._asked = self._asked, {}
+        entries = sorted(map(self._line.__getitem__, asked), key=lambda entry: entry.order)
+        entries = entries[: max(1, free_run_slots)]
+        for entry in self._turning.difference(entry.request.id for entry in entries):
+            self._not_yet(entry)
+        self._turning = {entry.request.id for entry in entries}
+        for record in asked.values():
+            record.turn = Turn.WAITS
+        for place, entry in enumerate(entries):
+            why = self._loads.turn(entry, now_s, first=not place)
+            if why is NotYet.FULL:
+                if not place:
+                    asked[entry.request.id].turn = Turn.NO_ROOM
+                # Who comes behind must not take the room that this one waits for.
+                break
+
+    def _not_yet(self, request: int) -> None:
+        """Its turn is over before it started: look-ahead goes on with it, if it still waits."""
+        entry = self._line.get(request)
+        if entry is not None:
+            entry.turn_s = entry.demanded_s = None
+
+    def _patience_s(self, entry: Waiting) -> float:
+        """How long a request waits for its loads once its turn has come.
+
+        Others go on meanwhile, and computing it would hold them up: so however long it would take,
+        what is in flight may take twice its estimate, and two steps to be heard of.
+        """
+        copied = self._flights.load_blocks * self.settings.block_bytes
+        load_s = self.rates.load_latency_s.value + self.rates.load_s(copied)
+        return 2 * (load_s + self.books.slow_step_s)
 
     def _progress(self, record: Record) -> Running:
         request = record.request
@@ -408,3 +439,37 @@ class SchedulerHalf:
         self.books.account.saved(completion)
         if completion.outcome is Outcome.CANCELLED:
             self._saves.again(flight.blocks[completion.blocks_done :])
+<<<<<<< HEAD
+=======
+
+    # -- inside: the books -----------------------------------------------------------------------
+
+    def _note_sources(self, entry: Waiting, found: int) -> None:
+        """Where the blocks of an admitted request came from, and why others did not."""
+        asked = entry.request.tokens // self.settings.block_tokens
+        loaded = int(np.count_nonzero(entry.origins[:found]))
+        sources, misses = self._account.sources, self._account.misses
+        sources[Source.HOST] += loaded
+        sources[Source.DEVICE] += found - loaded
+        sources[Source.RECOMPUTED] += asked - found
+        if entry.request.no_cache or not self._switch.policy.host_tier:
+            misses[MissReason.DISABLED] += asked - found
+            return
+        known = max(0, len(entry.blocks) - found)
+        reason = entry.limit_reason
+        if entry.limit is None and known:
+            reason = MissReason.STOPPED if self._loads.link.stopped else MissReason.SHORT
+        misses[reason] += known
+        misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
+        misses[MissReason.LAST] += asked - max(found, entry.usable)
+
+    def _note_step(self, now_s: float) -> None:
+        """How long the step took whose output came."""
+        if not self._under_way:
+            return
+        prefill, decode, began_s = self._under_way.popleft()
+        took_s = now_s - max(began_s, self._heard_s)
+        self.rates.stepped(prefill, decode, took_s)
+        self._slow_step_s = max(took_s, _SLOW_MEMORY * self._slow_step_s)
+        self._heard_s = now_s
+>>>>>>> b31f4a4 (vLLM: those whose turn it is load one after the other, as many as there are run slots; nobody recomputes for lack of room behind others)
