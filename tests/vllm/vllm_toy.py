@@ -302,7 +302,7 @@ def assert_nothing_left(engine: ToyEngine) -> None:
     assert not len(half._flights)
     assert not half._records
     assert not half._by_id
-    assert not half._asked
+    assert not half._turns.lack_loads
     assert half._device._leases.held == 0
     assert half._device.prefetch_leased == 0
     assert half._device._wanted.held == 0

@@ -27,7 +27,7 @@ from forebay.core.ledger import PrefetchLedger
 from forebay.core.modes import ModeSwitch
 from forebay.core.planner import Running
 from forebay.core.rates import Average, Rates
-from forebay.core.requests import NotYet, Request, Waiting
+from forebay.core.requests import Request, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 from forebay.errors import ProtocolError
@@ -42,6 +42,7 @@ from forebay.vllm.messages import News, Orders
 from forebay.vllm.naming import Naming
 from forebay.vllm.pool import VllmDevicePool
 from forebay.vllm.records import Record, Turn
+from forebay.vllm.turns import Turns
 from forebay.vllm.wishes import Wishes
 
 
@@ -103,6 +104,7 @@ class SchedulerHalf:
         self._mode_file = ModeFile(mode_file, settings.mode)
         self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
         self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)
+        self._turns = Turns(store, line, flights, self._loads)
         self.events: HostEvents | None = None
         if events:
             self.events = HostEvents(
@@ -121,9 +123,6 @@ class SchedulerHalf:
         )
         self._records: dict[str, Record] = {}
         self._by_id: dict[int, Record] = {}
-        # Put off in the step that vLLM schedules, or since the last one; whose turn it was then.
-        self._asked: dict[int, Record] = {}
-        self._turning: set[int] = set()
         self._last_id = 0
         self._resets = 0
         self._moved_s = 0.0
@@ -150,20 +149,10 @@ class SchedulerHalf:
             return False
         self._catch_up()
         record.local_tokens = local_tokens
-        self._line.refresh(entry)
-        lacks = self._lacks(entry)
+        now_s = self._clock()
         if record.hint is not None:
-            return self._hints.waits(record.id, self._clock(), lacks=lacks)
-        if not lacks:
-            record.turn = Turn.READY
-            return False
-        self._asked[record.id] = record
-        if record.turn is Turn.NO_ROOM:
-            return False
-        record.turn = Turn.WAITS
-        if record.asked_s is None:
-            record.asked_s = self._clock()
-        return True
+            return self._hints.waits(record.id, now_s, lacks=self._turns.lacks(entry, now_s))
+        return self._turns.asked(record, entry, now_s)
 
     def admitted(self, request: VllmRequest) -> None:
         """vLLM starts `request` with what it found when it last asked."""
@@ -174,7 +163,7 @@ class SchedulerHalf:
         if record.hint is not None:
             self._hints.answered(record.id)
             return
-        self._asked.pop(record.id, None)
+        self._turns.over(record)
         found = record.local_tokens // self.settings.block_tokens
         read = entry.blocks[: min(found, entry.covered)]
         now_s = self._clock()
@@ -191,7 +180,7 @@ class SchedulerHalf:
         record = self._records.pop(request.request_id, None)
         if record is None:
             return None
-        self._asked.pop(record.id, None)
+        self._turns.over(record)
         if record.running:
             self._catch_up()
             self._naming.name(self._namespace, record, request.num_computed_tokens)
@@ -219,10 +208,10 @@ class SchedulerHalf:
         self._hints.expire(now_s)
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
-        self.books.scheduled(step, now_s, loads_lack=bool(self._asked))
+        self.books.scheduled(step, now_s, loads_lack=self._turns.lack_loads)
         running = [self._progress(record) for record in self._records.values() if record.running]
         free_run_slots = max(0, self._most_running - len(running))
-        self._take_turns(free_run_slots, now_s)
+        self._turns.take(free_run_slots, now_s)
         self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         if len(self._line):
             self._ahead.plan(now_s, running, free_run_slots, 0)
@@ -266,7 +255,7 @@ class SchedulerHalf:
         """What was saved so far is not to be found any more: the weights may be others."""
         self._resets += 1
         self._device.disown_loads()
-        self._asked.clear()
+        self._turns.clear()
         self._hints.drop_all()
         for entry in list(self._line):
             record = self._by_id[entry.request.id]
@@ -339,40 +328,6 @@ class SchedulerHalf:
         self._loads.give_back(entry)
         self._line.remove(entry)
 
-    def _lacks(self, entry: Waiting) -> bool:
-        """Whether something that `entry` can read is on its way, or worth a load."""
-        if self._flights.flying(entry.waits) or self._loads.worth(entry, self._clock()) > 0:
-            return True
-        ahead = entry.blocks[entry.covered : entry.loadable]
-        return entry.here > 0 and bool(self._store.loading(ahead).any())
-
-    def _take_turns(self, free_run_slots: int, now_s: float) -> None:
-        """Start what the next requests lack of those that vLLM asked about and was put off.
-
-        As many as there are run slots for; those behind them are left to look-ahead.
-        """
-        asked, self._asked = self._asked, {}
-        entries = sorted(map(self._line.__getitem__, asked), key=lambda entry: entry.order)
-        entries = entries[: max(1, free_run_slots)]
-        for entry in self._turning.difference(entry.request.id for entry in entries):
-            self._not_yet(entry)
-        self._turning = {entry.request.id for entry in entries}
-        for record in asked.values():
-            record.turn = Turn.WAITS
-        for place, entry in enumerate(entries):
-            why = self._loads.turn(entry, now_s, first=not place)
-            if why is NotYet.FULL:
-                if not place:
-                    asked[entry.request.id].turn = Turn.NO_ROOM
-                # Who comes behind must not take the room that this one waits for.
-                break
-
-    def _not_yet(self, request: int) -> None:
-        """Its turn is over before it started: look-ahead goes on with it, if it still waits."""
-        entry = self._line.get(request)
-        if entry is not None:
-            entry.turn_s = entry.demanded_s = None
-
     def _patience_s(self, entry: Waiting) -> float:
         """How long a request waits for its loads once its turn has come.
 
@@ -439,37 +394,3 @@ class SchedulerHalf:
         self.books.account.saved(completion)
         if completion.outcome is Outcome.CANCELLED:
             self._saves.again(flight.blocks[completion.blocks_done :])
-<<<<<<< HEAD
-=======
-
-    # -- inside: the books -----------------------------------------------------------------------
-
-    def _note_sources(self, entry: Waiting, found: int) -> None:
-        """Where the blocks of an admitted request came from, and why others did not."""
-        asked = entry.request.tokens // self.settings.block_tokens
-        loaded = int(np.count_nonzero(entry.origins[:found]))
-        sources, misses = self._account.sources, self._account.misses
-        sources[Source.HOST] += loaded
-        sources[Source.DEVICE] += found - loaded
-        sources[Source.RECOMPUTED] += asked - found
-        if entry.request.no_cache or not self._switch.policy.host_tier:
-            misses[MissReason.DISABLED] += asked - found
-            return
-        known = max(0, len(entry.blocks) - found)
-        reason = entry.limit_reason
-        if entry.limit is None and known:
-            reason = MissReason.STOPPED if self._loads.link.stopped else MissReason.SHORT
-        misses[reason] += known
-        misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
-        misses[MissReason.LAST] += asked - max(found, entry.usable)
-
-    def _note_step(self, now_s: float) -> None:
-        """How long the step took whose output came."""
-        if not self._under_way:
-            return
-        prefill, decode, began_s = self._under_way.popleft()
-        took_s = now_s - max(began_s, self._heard_s)
-        self.rates.stepped(prefill, decode, took_s)
-        self._slow_step_s = max(took_s, _SLOW_MEMORY * self._slow_step_s)
-        self._heard_s = now_s
->>>>>>> b31f4a4 (vLLM: those whose turn it is load one after the other, as many as there are run slots; nobody recomputes for lack of room behind others)

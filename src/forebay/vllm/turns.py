@@ -1,0 +1,87 @@
+"""Whose turn it is: what happens when vLLM asks about a waiting request that lacks its loads.
+
+vLLM asks about all that wait whenever a run slot is free, in their order, and goes on with the
+next where it is told to ask again. So being asked is no sign that a request could start: as many
+of those that lack something load now as there are run slots, the others stay with look-ahead.
+Where one finds no room none behind it starts a load, or it would take the room that the first one
+waits for. Only the first is left to vLLM then, which knows best whether there is room to compute.
+"""
+
+from __future__ import annotations
+
+from forebay.cache.loads import Loads
+from forebay.core.flights import Flights
+from forebay.core.requests import NotYet, Waiting
+from forebay.core.store import Store
+from forebay.core.waiting import WaitingLine
+from forebay.vllm.records import Record, Turn
+
+
+class Turns:
+    """The requests in `line` that vLLM asked about and was told to ask about again."""
+
+    def __init__(self, store: Store, line: WaitingLine, flights: Flights, loads: Loads) -> None:
+        self._store = store
+        self._line = line
+        self._flights = flights
+        self._loads = loads
+        # Put off since the last orders; and those whose turn it was then.
+        self._asked: dict[int, Record] = {}
+        self._turning: set[int] = set()
+
+    @property
+    def lack_loads(self) -> bool:
+        """Whether some request was put off in this step."""
+        return bool(self._asked)
+
+    def asked(self, record: Record, entry: Waiting, now_s: float) -> bool:
+        """vLLM could start it. Returns whether to ask again at the next step."""
+        if not self.lacks(entry, now_s):
+            record.turn = Turn.READY
+            return False
+        self._asked[record.id] = record
+        if record.turn is Turn.NO_ROOM:
+            return False
+        record.turn = Turn.WAITS
+        if record.asked_s is None:
+            record.asked_s = now_s
+        return True
+
+    def lacks(self, entry: Waiting, now_s: float) -> bool:
+        """Whether something that `entry` can read is on its way, or worth a load."""
+        self._line.refresh(entry)
+        if self._flights.flying(entry.waits) or self._loads.worth(entry, now_s) > 0:
+            return True
+        ahead = entry.blocks[entry.covered : entry.loadable]
+        return entry.here > 0 and bool(self._store.loading(ahead).any())
+
+    def take(self, free_run_slots: int, now_s: float) -> None:
+        """The step is complete: start what the next of those lack that were put off in it."""
+        asked, self._asked = self._asked, {}
+        entries = sorted(map(self._line.__getitem__, asked), key=lambda entry: entry.order)
+        entries = entries[: max(1, free_run_slots)]
+        turning = {entry.request.id for entry in entries}
+        for request in self._turning - turning:
+            self._not_yet(request)
+        self._turning = turning
+        for record in asked.values():
+            record.turn = Turn.WAITS
+        for place, entry in enumerate(entries):
+            if self._loads.turn(entry, now_s, first=not place) is NotYet.FULL:
+                if not place:
+                    asked[entry.request.id].turn = Turn.NO_ROOM
+                break
+
+    def over(self, record: Record) -> None:
+        """It started, or is gone."""
+        self._asked.pop(record.id, None)
+
+    def clear(self) -> None:
+        """All wait anew."""
+        self._asked.clear()
+
+    def _not_yet(self, request: int) -> None:
+        """vLLM has no run slot for it any more: look-ahead goes on with it, if it still waits."""
+        entry = self._line.get(request)
+        if entry is not None:
+            entry.turn_s = entry.demanded_s = None
