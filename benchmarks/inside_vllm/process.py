@@ -20,8 +20,6 @@ from client import Client, changes, counters
 from weights import time_kv_memory
 from workloads import WORKLOADS, Round
 
-from forebay.machine.cpus import processor_name
-
 _WEIGHTS = {"std": 0.02, "seed": 1}
 _TINY_WEIGHTS = {"std": 0.3, "seed": 1}
 
@@ -30,8 +28,10 @@ def preload() -> None:
     """Import what every arm needs, so that arms that are forked later need not."""
     for name in ("vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"):
         importlib.import_module(name)
-    importlib.import_module("vllm.model_executor.models.llama")
-    processor_name()
+    torch: Any = importlib.import_module("torch")
+    if torch.cuda.is_initialized():
+        # What was forked could not use the GPU: vLLM has to start its processes anew.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 
 def serve(arm: Arm, sizes: Sizes, folder: Path, pipe: Connection) -> None:
