@@ -39,7 +39,7 @@ GOALS = {
     "pin_start_s": Goal(at_most=5.0),
     "pin_memory": Goal(at_most=1.02),
 }
-_LOADED = ("vllm:kv_offload_load_bytes_total", "vllm:forebay_loaded_bytes_total")
+_LOADED = ("vllm:kv_offload_load_bytes_total", "forebay:loaded_bytes_total")
 _QUANTILES = {"p50": 0.5, "p90": 0.9}
 
 

@@ -124,6 +124,31 @@ def test_queued_requests_find_their_kv_on_the_device(tiny_llama: Path, tmp_path:
     assert ours["sources"]["host"] > 30
 
 
+@pytest.mark.timeout(900)
+def test_two_workers_that_share_each_block_give_the_same_tokens(tiny_llama: Path, tmp_path: Path):
+    asked = requests(4, aborts=False)
+    two = {**CROWDED, "tensor_parallel_size": 2}
+    alone = served(tiny_llama, tmp_path, [{"requests": asked}], two, None)
+    rounds = [
+        {"requests": requests(4, aborts=True)},
+        {"requests": renamed(asked, "b"), "reset": True},
+        {"requests": renamed(asked, "c"), "reset": True, "bring_nothing": True},
+    ]
+    ours = served(tiny_llama, tmp_path, rounds, two, CONNECTOR)
+    first, second, broken = (
+        equal_as_far(
+            alone["rounds"][0],
+            {f"4-{name.split('-')[1]}": said for name, said in each.items()},
+        )
+        for each in ours["rounds"]
+    )
+    assert all(first.values()), first
+    assert all(second.values()), second
+    assert not all(broken.values()), "loads that bring nothing were not noticed"
+    assert ours["sources"]["host"] > 0
+    assert ours["free"] == ours["blocks"] - 1
+
+
 @pytest.mark.timeout(600)
 def test_the_connector_is_found_by_its_name_in_the_engines_own_process(
     tiny_llama: Path, tmp_path: Path

@@ -46,6 +46,10 @@ def test_host_memory_for_less_than_a_block_is_refused():
         Options.parse({"host_bytes": 4095}).host_slots(4096)
 
 
+def test_workers_share_the_host_memory():
+    assert Options.parse({"host_bytes": "2GiB"}).for_one_of(2).host_bytes == 1 << 30
+
+
 def test_a_small_host_pool_has_small_windows():
     options = Options.parse({"host_bytes": 1 << 20})
     assert options.window(4096) == 1 << 18
@@ -71,7 +75,7 @@ def config(**changes: Any) -> Any:
         "cache_config.enable_prefix_caching": True,
         "cache_config.prefix_caching_hash_algo": "sha256",
         "cache_config.cache_dtype": "auto",
-        "parallel_config.world_size": 1,
+        "parallel_config.pipeline_parallel_size": 1,
         "parallel_config.data_parallel_size": 1,
         "device_config.device_type": "cpu",
         "speculative_config": None,
@@ -100,7 +104,9 @@ def config(**changes: Any) -> Any:
         ("cache_config.enable_prefix_caching", False, "prefix caching off"),
         ("cache_config.prefix_caching_hash_algo", "md5", "hash_algo"),
         ("cache_config.cache_dtype", "fp8", "fp8"),
-        ("parallel_config.world_size", 2, "parallelism"),
+        ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
+        ("parallel_config.decode_context_parallel_size", 2, "context parallelism"),
+        ("parallel_config.prefill_context_parallel_size", 2, "context parallelism"),
         ("parallel_config.data_parallel_size", 2, "data parallelism"),
         ("device_config.device_type", "xpu", "xpu"),
         ("speculative_config", object(), "speculative"),

@@ -21,7 +21,9 @@ from vllm_toy import (
 )
 
 from forebay.core.ledger import Source
-from forebay.transfer.messages import Direction
+from forebay.transfer.messages import Direction, Report
+from forebay.vllm.agreement import Agreement, Ranked
+from forebay.vllm.messages import News
 from forebay.vllm.worker import WorkerHalf
 
 MakeEngine = Callable[..., ToyEngine]
@@ -180,6 +182,81 @@ def test_random_lives(toy: MakeEngine, seed: int, lag: int):
     assert not wrong_answers(engine)
     assert sum(asked.ended == "finished" for asked in engine.asked.values()) > 10
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_lives_of_workers_of_which_some_are_late(toy: MakeEngine, seed: int):
+    dice = random.Random(1000 + seed)
+    settings = random_settings(dice)
+    late = dice.choice([0.0, 2e5, 1e6])
+    engine = toy(
+        ranks=dice.choice([2, 3]), lag=dice.choice([0, 2]), late_bytes_per_s=late, **settings
+    )
+    # At the last worker alone.
+    engine.mover.fail_window(dice.choice([Direction.LOAD, Direction.SAVE]), dice.randrange(60))
+    live(engine, dice, steps=150)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert sum(asked.ended == "finished" for asked in engine.asked.values()) > 5
+    assert_nothing_left(engine)
+
+
+def test_a_load_is_done_when_the_last_worker_has_its_part(toy: MakeEngine):
+    engine = toy(ranks=2)
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.LOAD, lane)
+    again = engine.ask(prompt_of(1, 200), 8)
+    for _ in range(20):
+        engine.step()
+    # The first worker has long had its part, and nothing is found yet.
+    assert engine.half._flights.load_blocks
+    assert not again.given
+    for lane in LANES:
+        engine.mover.release_lane(Direction.LOAD, lane)
+    engine.run()
+    assert again.given == answers(again.prompt, 8)
+    assert engine.half.stats().sources[Source.HOST] == 200 // 16
+    assert_nothing_left(engine)
+
+
+def test_a_load_that_failed_at_one_worker_failed(toy: MakeEngine):
+    engine = toy(ranks=2, window_bytes=BLOCK_BYTES)
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    engine.mover.fail_window(Direction.LOAD, 5)
+    again = engine.ask(prompt_of(1, 200), 8)
+    engine.run()
+    assert again.given == answers(again.prompt, 8)
+    stats = engine.half.stats()
+    assert (stats.failed_loads, stats.sources[Source.HOST]) == (1, 5)
+    assert_nothing_left(engine)
+
+
+def test_a_worker_that_is_believed_too_early_is_noticed(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """The mutant: what the first worker says counts for all."""
+
+    def first_alone(self: Agreement, told: tuple[Ranked, ...]) -> News:
+        return next((news for rank, news in told if rank == 0), News(Report((), (), 0), 400))
+
+    monkeypatch.setattr(Agreement, "hear", first_alone)
+    engine = toy(ranks=2)
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.LOAD, lane)
+    again = engine.ask(prompt_of(1, 200), 8)
+    for _ in range(40):
+        engine.step()
+    for lane in LANES:
+        engine.mover.release_lane(Direction.LOAD, lane)
+    assert wrong_answers(engine) or again.given != answers(again.prompt, 8)
 
 
 def random_settings(dice: random.Random) -> dict[str, object]:

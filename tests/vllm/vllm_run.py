@@ -5,12 +5,15 @@
 The plan names the connector's configuration (or null), and rounds: each a list of requests with a
 name, a prompt, the tokens to answer, and after how many steps to abort it (or null). Before a round
 the engine may be told to reset its prefix cache, and loads to bring nothing from then on. With
-"apart" the engine runs in a process of its own, as it does for everybody.
+"apart" the engine runs in a process of its own, as it does for everybody. Workers of a tensor
+parallel engine do so in any case.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -69,8 +72,14 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
     raise SystemExit(f"requests are stuck after {_MOST_STEPS} steps")
 
 
-def bring_nothing() -> None:
-    """The mutant: loads say that they are done, and have copied nothing."""
+def fork_workers() -> None:
+    """Workers need not import vLLM again, which takes each of them most of a minute."""
+    executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
+    executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
+def bring_nothing(worker: Any) -> None:
+    """The mutant, in a worker: loads say that they are done, and have copied nothing."""
     begin = WorkerHalf.begin
 
     def mutant(self: WorkerHalf, orders: Orders) -> None:
@@ -107,6 +116,7 @@ def count_preemptions(scheduler: Any) -> list[str]:
 
 def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
     """Serve all rounds of `plan`."""
+    fork_workers()
     llm = LLM(
         model=model,
         skip_tokenizer_init=True,
@@ -126,7 +136,7 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
         if each.get("reset"):
             assert llm.reset_prefix_cache()
         if each.get("bring_nothing"):
-            bring_nothing()
+            llm.collective_rpc(bring_nothing)
         rounds.append(serve(llm.llm_engine, each["requests"]))
         while core.scheduler.has_requests():
             core.step()

@@ -2,10 +2,12 @@
 
 The KV of a position is a number made of all tokens up to there, read from the KV of the position
 before. A token comes from all KV that its request reads. So one wrong block changes an answer.
+Where several workers share the work, each keeps all KV and positions are read from them in turn.
 """
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm import SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
@@ -76,6 +79,7 @@ class Asked:
 class ToyEngine:
     """An engine over `blocks` device blocks. `lag` steps are scheduled before one's output is in.
 
+    `ranks` workers share it; those after the first copy at `late_bytes_per_s` (0: as the first).
     `extra` is the connector's configuration.
     """
 
@@ -88,8 +92,11 @@ class ToyEngine:
         most_running: int = 4,
         step_tokens: int = 64,
         policy: str = "fcfs",
+        ranks: int = 1,
+        late_bytes_per_s: float = 0.0,
         **extra: Any,
     ) -> None:
+        extra["host_bytes"] = ranks * extra.get("host_bytes", 400 * BLOCK_BYTES)
         config = EngineArgs(
             model=str(model),
             skip_tokenizer_init=True,
@@ -105,10 +112,11 @@ class ToyEngine:
                 "kv_connector": "ForebayConnector",
                 "kv_connector_module_path": "forebay.vllm.connector",
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {"host_bytes": 400 * BLOCK_BYTES, **extra},
+                "kv_connector_extra_config": extra,
             },
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
+        config.parallel_config.world_size = ranks
         spec = FullAttentionSpec(
             block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
@@ -125,10 +133,14 @@ class ToyEngine:
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
         )
-        self.kv = torch.zeros(blocks, BLOCK_TOKENS, dtype=torch.int64)
+        self.kv = torch.zeros(ranks, blocks, BLOCK_TOKENS, dtype=torch.int64)
         self._content = self.kv.numpy()
-        self.worker = ForebayConnector(config, KVConnectorRole.WORKER, shape)
-        self.worker.register_kv_caches({LAYER: self.kv})
+        self.workers: list[Any] = []
+        for rank in range(ranks):
+            own = _of_rank(config, rank, late_bytes_per_s)
+            self.workers.append(ForebayConnector(own, KVConnectorRole.WORKER, shape))
+            self.workers[-1].register_kv_caches({LAYER: self.kv[rank]})
+        self._aggregator = KVOutputAggregator(ranks)
         _watch_lookups(self.half, self.pool)
         self.lag = lag
         self.asked: dict[str, Asked] = {}
@@ -142,8 +154,13 @@ class ToyEngine:
         return self.scheduler.connector.scheduler_half
 
     @property
+    def worker(self) -> Any:
+        """The connector in the last worker."""
+        return self.workers[-1]
+
+    @property
     def mover(self) -> Any:
-        """The native mover's core, for its hooks."""
+        """The native core of the last worker's mover, for its hooks."""
         return self.worker.worker_half._mover.core
 
     @property
@@ -202,32 +219,39 @@ class ToyEngine:
 
     def close(self) -> None:
         """Give the host memory back."""
-        self.worker.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
         self.scheduler.shutdown()
 
     def _run(self, output: Any) -> None:
-        worker, meta = self.worker, output.kv_connector_metadata
+        meta = output.kv_connector_metadata
         self.preempted += len(output.preempted_req_ids or ())
-        worker.handle_preemptions(meta)
-        worker.bind_connector_metadata(meta)
+        for worker in self.workers:
+            worker.handle_preemptions(meta)
+            worker.bind_connector_metadata(meta)
         names = list(output.num_scheduled_tokens)
         sampled = self._compute(output) if names else []
-        if names:
-            worker.wait_for_save()
-        news = KVConnectorOutput(kv_connector_worker_meta=worker.build_connector_worker_meta())
-        worker.clear_connector_metadata()
-        done = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=sampled,
-            kv_connector_output=news,
-        )
+        told = [self._told(worker, names, sampled) for worker in self.workers]
+        done = self._aggregator.aggregate(told)
         for outputs in self.scheduler.update_from_output(output, done).values():
             for each in outputs.outputs:
                 asked = self.asked[each.request_id]
                 asked.given += each.new_token_ids
                 if each.finish_reason is not None:
                     asked.ended = asked.ended or "finished"
+
+    def _told(self, worker: Any, names: list[str], sampled: list[list[int]]) -> Any:
+        """What a worker answers to a step."""
+        if names:
+            worker.wait_for_save()
+        news = KVConnectorOutput(kv_connector_worker_meta=worker.build_connector_worker_meta())
+        worker.clear_connector_metadata()
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: place for place, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            kv_connector_output=news,
+        )
 
     def _compute(self, output: Any) -> list[list[int]]:
         starts: dict[str, int] = {}
@@ -250,15 +274,31 @@ class ToyEngine:
         places = np.arange(start + count)
         slots = np.array(asked.table)[places // BLOCK_TOKENS]
         offsets = places % BLOCK_TOKENS
-        state = int(self._content[slots[start - 1], offsets[start - 1]]) if start else 1
+        at = (places % len(self.workers), slots, offsets)
+        state = int(self._content[at][start - 1]) if start else 1
         for place in range(start, start + count):
             state = _mix(state, asked.tokens[place])
-            self._content[slots[place], offsets[place]] = state
+            self._content[:, slots[place], offsets[place]] = state
         if start + count < len(asked.tokens):
             return []
-        token = int(self._content[slots, offsets].sum()) % VOCAB
+        token = int(self._content[at].sum()) % VOCAB
         asked.tokens.append(token)
         return [token]
+
+
+def _of_rank(config: Any, rank: int, late_bytes_per_s: float) -> Any:
+    """`config` as the worker of this rank has it."""
+    own = copy.copy(config)
+    own.parallel_config = copy.copy(config.parallel_config)
+    own.parallel_config.rank = rank
+    if rank and late_bytes_per_s:
+        own.kv_transfer_config = copy.copy(config.kv_transfer_config)
+        extra = own.kv_transfer_config.kv_connector_extra_config
+        own.kv_transfer_config.kv_connector_extra_config = {
+            **extra,
+            "copy_bytes_per_s": late_bytes_per_s,
+        }
+    return own
 
 
 def _watch_lookups(half: Any, pool: Any) -> None:

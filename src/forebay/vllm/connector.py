@@ -24,9 +24,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 
 from forebay.errors import ProtocolError, SettingsError
 from forebay.vllm.adapter import missing_parts, read_shape, read_step
+from forebay.vllm.agreement import Agreement, Ranked
 from forebay.vllm.kv_events import as_vllm_events
 from forebay.vllm.measures import Growth, Stopwatch
-from forebay.vllm.messages import News, Orders
+from forebay.vllm.messages import Orders
 from forebay.vllm.metrics import ForebayPromMetrics, ForebayStats
 from forebay.vllm.options import Options
 from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
@@ -43,13 +44,15 @@ class ForebayOrders(KVConnectorMetadata):
 
 @dataclass
 class ForebayReport(KVConnectorWorkerMetadata):
-    """A report on its way to the scheduler."""
+    """Reports on their way to the scheduler, of one worker or, put together, of several."""
 
-    news: News
+    told: tuple[Ranked, ...]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """One worker is all that is supported, and has nobody to be put together with."""
-        raise ProtocolError("reports of several workers cannot be put together")
+        """Reports of the same step, side by side: the scheduler's half counts them."""
+        if not isinstance(other, ForebayReport):
+            raise ProtocolError(f"a worker of another connector reports: {type(other).__name__}")
+        return ForebayReport(self.told + other.told)
 
 
 class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
@@ -60,7 +63,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         check_start(vllm_config, __version__)
         check_cache(kv_cache_config)
         self._config = vllm_config
-        self._options = Options.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        parallel = vllm_config.parallel_config
+        self._rank, ranks = int(parallel.rank), int(parallel.world_size)
+        self._options = Options.parse(
+            vllm_config.kv_transfer_config.kv_connector_extra_config
+        ).for_one_of(ranks)
+        self._agreement = Agreement(ranks)
         self._shape = read_shape(kv_cache_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -150,7 +158,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """A step's output came."""
         meta = connector_output.kv_connector_worker_meta
         with self._watch.running():
-            self.scheduler_half.heard(meta.news if isinstance(meta, ForebayReport) else None)
+            told = meta.told if isinstance(meta, ForebayReport) else ()
+            self.scheduler_half.heard(self._agreement.hear(told) if told else None)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -263,7 +272,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> ForebayReport | None:
         """The end of a step, also of one without work, in which `wait_for_save` is not called."""
         news = self.worker_half.report()
-        return None if news is None else ForebayReport(news)
+        return None if news is None else ForebayReport(((self._rank, news),))
 
     def shutdown(self) -> None:
         """The process ends."""

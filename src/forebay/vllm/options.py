@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from forebay.bounds import SHARE, Bound, Made, Real, Whole, settle
 from forebay.config import CACHE_BOUNDS, MIB, CacheSettings, SaveMode
@@ -65,6 +65,10 @@ class Options:
             )
         given = {name: _sized(name, value) for name, value in extra.items()}
         return cls(**given)  # pyright: ignore[reportArgumentType]
+
+    def for_one_of(self, workers: int) -> Options:
+        """The options of one of several workers, which share the host memory evenly."""
+        return replace(self, host_bytes=max(1, self.host_bytes // workers))
 
     def host_slots(self, block_bytes: int) -> int:
         """Blocks that fit the host memory. Raises SettingsError if not even one does."""

@@ -50,7 +50,12 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (model.runner_type != "generate", f"the runner {model.runner_type!r}"),
         (model.enable_prompt_embeds, "prompt embeddings"),
         (model.enable_sleep_mode, "sleep mode (KV memory is given back and mapped anew)"),
-        (parallel.world_size > 1, "tensor or pipeline parallelism"),
+        (parallel.pipeline_parallel_size > 1, "pipeline parallelism (each stage has other layers)"),
+        (
+            getattr(parallel, "decode_context_parallel_size", 1) > 1
+            or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+            "context parallelism (a block's tokens lie on several devices)",
+        ),
         (parallel.data_parallel_size > 1, "data parallelism"),
         (config.ec_transfer_config is not None, "an encoder-cache connector"),
         (
