@@ -149,6 +149,23 @@ def test_two_workers_that_share_each_block_give_the_same_tokens(tiny_llama: Path
     assert ours["free"] == ours["blocks"] - 1
 
 
+@pytest.mark.timeout(900)
+def test_engines_side_by_side_each_have_host_memory_of_their_own(tiny_llama: Path):
+    done = subprocess.run(
+        [sys.executable, PROGRAM.with_name("vllm_side_by_side.py"), tiny_llama],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["before"] == told["after"]
+    # After the reset the engines' own caches had nothing but what was loaded.
+    assert told["cached"] == [192] * len(told["cached"])
+
+
 @pytest.mark.timeout(600)
 def test_the_connector_is_found_by_its_name_in_the_engines_own_process(
     tiny_llama: Path, tmp_path: Path

@@ -70,6 +70,7 @@ def config(**changes: Any) -> Any:
         "model_config.is_multimodal_model": False,
         "model_config.is_encoder_decoder": False,
         "model_config.runner_type": "generate",
+        "model_config.is_moe": False,
         "model_config.enable_prompt_embeds": False,
         "model_config.enable_sleep_mode": False,
         "cache_config.enable_prefix_caching": True,
@@ -107,7 +108,6 @@ def config(**changes: Any) -> Any:
         ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
         ("parallel_config.decode_context_parallel_size", 2, "context parallelism"),
         ("parallel_config.prefill_context_parallel_size", 2, "context parallelism"),
-        ("parallel_config.data_parallel_size", 2, "data parallelism"),
         ("device_config.device_type", "xpu", "xpu"),
         ("speculative_config", object(), "speculative"),
         ("lora_config", object(), "LoRA"),
@@ -118,6 +118,13 @@ def test_what_is_not_supported_is_refused_with_the_reason(name: str, value: Any,
     check_start(config(), "0.32.0")
     with pytest.raises(SettingsError, match=said):
         check_start(config(**{name: value}), "0.32.0")
+
+
+def test_engines_side_by_side_are_refused_only_where_they_step_together():
+    check_start(config(**{"parallel_config.data_parallel_size": 2}), "0.32.0")
+    moe = {"parallel_config.data_parallel_size": 2, "model_config.is_moe": True}
+    with pytest.raises(SettingsError, match="mixture of experts"):
+        check_start(config(**moe), "0.32.0")
 
 
 class FullAttentionSpec(SimpleNamespace):

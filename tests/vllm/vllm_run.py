@@ -120,7 +120,7 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(
         model=model,
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=plan.get("dtype", "float32"),
         enforce_eager=True,
         seed=0,
         kv_transfer_config=plan["connector"],
@@ -139,7 +139,7 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
             llm.collective_rpc(bring_nothing)
         rounds.append(serve(llm.llm_engine, each["requests"]))
         while core.scheduler.has_requests():
-            core.step()
+            core.step_fn()
     pool = core.scheduler.kv_cache_manager.block_pool
     result: dict[str, Any] = {
         "rounds": rounds,

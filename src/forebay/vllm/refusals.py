@@ -52,11 +52,14 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (model.enable_sleep_mode, "sleep mode (KV memory is given back and mapped anew)"),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism (each stage has other layers)"),
         (
+            parallel.data_parallel_size > 1 and model.is_moe,
+            "data parallelism of a mixture of experts (its engines step together)",
+        ),
+        (
             getattr(parallel, "decode_context_parallel_size", 1) > 1
             or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
             "context parallelism (a block's tokens lie on several devices)",
         ),
-        (parallel.data_parallel_size > 1, "data parallelism"),
         (config.ec_transfer_config is not None, "an encoder-cache connector"),
         (
             config.device_config.device_type not in ("cpu", "cuda"),
