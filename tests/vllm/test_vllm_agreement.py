@@ -60,7 +60,18 @@ def test_only_blocks_of_which_a_copy_may_still_run_stay_out_of_use():
         [(0, news(ended(1, done=8))), (1, news(ended(1, Outcome.CANCELLED, done=2, touched=2)))]
     )
     (end,) = told.report.completions
-    assert (end.blocks_done, end.blocks_touched) == (2, 2)
+    assert (end.blocks_done, end.torn_from, end.blocks_touched) == (2, 2, 2)
+
+
+def test_blocks_are_torn_from_the_first_that_is_torn_anywhere():
+    told = Agreement(2).hear(
+        [
+            (0, news(ended(1, Outcome.FAILED, 2, 5, torn_from=4))),
+            (1, news(ended(1, Outcome.FAILED, 1, 4, torn_from=3))),
+        ]
+    )
+    (end,) = told.report.completions
+    assert (end.blocks_done, end.torn_from, end.blocks_touched) == (1, 3, 5)
 
 
 def test_steps_and_host_slots_are_those_of_the_last():
