@@ -133,6 +133,8 @@ class ToyEngine:
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
         )
+        # As where steps overlap, which vLLM does on a GPU.
+        self.scheduler.defer_block_free = lag > 0
         self.kv = torch.zeros(ranks, blocks, BLOCK_TOKENS, dtype=torch.int64)
         self._content = self.kv.numpy()
         self.workers: list[Any] = []

@@ -207,6 +207,11 @@ class Store:
             return
         self._remove(self.directory.remove_subtree(block))
 
+    def unpublish_all(self) -> None:
+        """No block is matched again: none of them may be right any more."""
+        for block in np.flatnonzero(self._published).tolist():
+            self.unpublish(block)
+
     # -- loads ---------------------------------------------------------------------------------
 
     def start_load(self, transfer: int, blocks: Ids, *, protected: bool) -> CopyPlan | None:

@@ -188,6 +188,14 @@ def missing_parts(pool: BlockPool) -> list[str]:
     return [name for name in names if not hasattr(pool, name)]
 
 
+def frees_idle(vllm_config: Any) -> bool:
+    """Whether vLLM frees a block only when no step under way may touch it: where steps overlap it
+    defers that for connectors that load (`Scheduler.defer_block_free`).
+    """
+    overlap = vllm_config.max_concurrent_batches > 1
+    return not overlap or bool(vllm_config.kv_transfer_config.is_kv_consumer)
+
+
 def hash_of(block: Block) -> bytes | None:
     """The hash of the content under which `block` is cached; None if it is not."""
     key = block.block_hash

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 )
 
 from forebay.errors import ProtocolError, SettingsError
-from forebay.vllm.adapter import missing_parts, read_shape, read_step
+from forebay.vllm.adapter import frees_idle, missing_parts, read_shape, read_step
 from forebay.vllm.agreement import Agreement, Ranked
 from forebay.vllm.kv_events import as_vllm_events
 from forebay.vllm.measures import Growth, Stopwatch
@@ -124,6 +124,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             step_tokens=limits.max_num_batched_tokens,
             by_priority=str(limits.policy) == "priority",
             kept_free=int(limits.watermark * gpu_block_pool.num_gpu_blocks),
+            frees_idle=frees_idle(config),
             hint_bounds=self._options.hint_bounds(gpu_block_pool.num_gpu_blocks - 1),
             mode_file=self._options.mode_file,
             events=bool(gpu_block_pool.enable_kv_cache_events),

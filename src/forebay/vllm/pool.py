@@ -40,16 +40,24 @@ _BUSY = (SlotState.LOADING, SlotState.SAVING)
 class VllmDevicePool:
     """A `DevicePool` over `pool`. Our blocks are ids below `max_blocks`.
 
-    `kept_free` blocks are left to vLLM: its own watermark. Of the blocks in use by vLLM only those
-    count as ours that were offered (:meth:`offer`) or loaded.
+    `kept_free` blocks are left to vLLM: its own watermark. `frees_idle` says that vLLM frees
+    a block only when no step under way may touch it: then a load into it waits for none. Of
+    the blocks in use by vLLM only those count as ours that were offered (:meth:`offer`) or loaded.
     """
 
     def __init__(
-        self, pool: BlockPool, max_blocks: int, *, block_tokens: int, kept_free: int
+        self,
+        pool: BlockPool,
+        max_blocks: int,
+        *,
+        block_tokens: int,
+        kept_free: int,
+        frees_idle: bool,
     ) -> None:
         self._pool = pool
         self._block_tokens = block_tokens
         self._kept_free = kept_free
+        self._frees_idle = frees_idle
         self._watch = HandedOut.watch(pool)
         self._slot: Ids = np.full(max_blocks, -1, np.int32)
         self._block_in: Ids = np.full(pool.num_gpu_blocks, -1, np.int32)
@@ -126,7 +134,9 @@ class VllmDevicePool:
 
     @property
     def free(self) -> int:
-        return self._pool.get_num_free_blocks()
+        # Not those that vLLM has free with content in them.
+        known = int(self._in_state.sum())
+        return max(0, min(self._pool.get_num_free_blocks(), self.slots - known))
 
     @property
     def quarantined(self) -> int:
@@ -136,7 +146,7 @@ class VllmDevicePool:
         # Leased or wanted blocks that vLLM has in use are not free to begin with: that this counts
         # them too errs towards loading later.
         spared = self._leased_here + (0 if protected else self._wanted_here)
-        return max(0, self.free - self._kept_free - spared)
+        return max(0, self._pool.get_num_free_blocks() - self._kept_free - spared)
 
     def allocate(self, blocks: Ids, state: SlotState, *, protected: bool) -> Ids | None:
         if state is SlotState.LOADING:
@@ -250,7 +260,7 @@ class VllmDevicePool:
         slots = _ids(self._pool.get_new_blocks(count))
         lost = self.catch_up()
         self._settle_in(blocks, slots, SlotState.LOADING)
-        self._stamp.put(blocks, self.load_stamp)
+        self._stamp.put(blocks, 0 if self._frees_idle else self.load_stamp)
         return lost
 
     def _make_way(self, count: int, protected: bool) -> bool:

@@ -50,8 +50,9 @@ class SchedulerHalf:
     """Decides over `pool`. One thread calls it, in the order of vLLM's scheduler.
 
     `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
-    watermark in blocks, `key_bytes` the width of its block hashes. `mode_file` is the off switch,
-    `events` says whether anybody wants KV events. `clock` is that of the worker.
+    watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the width of its block hashes.
+    `mode_file` is the off switch, `events` says whether anybody wants KV events. `clock` is that of
+    the worker.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class SchedulerHalf:
         step_tokens: int,
         by_priority: bool = False,
         kept_free: int = 0,
+        frees_idle: bool = False,
         hint_bounds: HintBounds = NO_HINTS,
         mode_file: str = "",
         events: bool = False,
@@ -80,6 +82,7 @@ class SchedulerHalf:
             2 * settings.device_slots + settings.host_slots,
             block_tokens=settings.block_tokens,
             kept_free=kept_free,
+            frees_idle=frees_idle,
         )
         # The worker says how many there are, with its first output: saves wait for that.
         self._host_slots = 0
@@ -257,9 +260,11 @@ class SchedulerHalf:
         self._device.disown_loads()
         self._turns.clear()
         self._hints.drop_all()
+        waiting = [self._by_id[entry.request.id] for entry in self._line]
         for entry in list(self._line):
-            record = self._by_id[entry.request.id]
             self._leave_line(entry)
+        self._store.unpublish_all()
+        for record in waiting:
             self._wait(record)
             record.turn = Turn.NOT_ASKED
         for record in self._records.values():
