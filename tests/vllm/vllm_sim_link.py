@@ -190,4 +190,4 @@ class ForebayWorker(NoWorker):
         ended = tuple(self.link.poll())
         issued = tuple(each.id for each in ended)
         news = News(Report(issued, ended, 0), self._host_slots)
-        return KVConnectorOutput(kv_connector_worker_meta=ForebayReport(news))
+        return KVConnectorOutput(kv_connector_worker_meta=ForebayReport(((0, news),)))
