@@ -179,6 +179,8 @@ class Machine:
 
     def wait_news(self, timeout_s: float) -> bool:
         self.clock.now_s += timeout_s
+        if self.rng.random() < 0.5:
+            self.run_step()
         self.make_progress(4)
         return True
 
