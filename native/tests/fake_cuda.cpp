@@ -16,7 +16,6 @@ namespace {
 
 using Result = int;
 constexpr Result kSuccess = 0;
-constexpr Result kInvalid = 1;
 constexpr Result kNoMemory = 2;
 constexpr Result kIllegalAddress = 700;
 constexpr Result kNotSupported = 801;
@@ -151,20 +150,17 @@ struct Rows {
   void* to_array;
   std::size_t to_pitch, width, height;
 };
-Result copy_each_row(unsigned long long to, std::size_t to_pitch, unsigned long long from,
-                     std::size_t from_pitch, std::size_t width, std::size_t height, void* stream) {
-  if (from_pitch < width || to_pitch < width) return kInvalid;
+Result copy_rows(const Rows* rows, void* stream) {
+  constexpr Result kInvalid = 1;
+  if (rows->from_type != 4 || rows->to_type != 4) return kInvalid;
+  if (rows->from_pitch < rows->width || rows->to_pitch < rows->width) return kInvalid;
   count("row copies", 1);
-  for (std::size_t row = 0; row < height; ++row) {
-    const Result result = copy(to + row * to_pitch, from + row * from_pitch, width, stream);
+  for (std::size_t row = 0; row < rows->height; ++row) {
+    const Result result = copy(rows->to + row * rows->to_pitch,
+                               rows->from + row * rows->from_pitch, rows->width, stream);
     if (result != kSuccess) return result;
   }
   return kSuccess;
-}
-Result copy_rows(const Rows* rows, void* stream) {
-  if (rows->from_type != 4 || rows->to_type != 4) return kInvalid;
-  return copy_each_row(rows->to, rows->to_pitch, rows->from, rows->from_pitch, rows->width,
-                       rows->height, stream);
 }
 Result copy_batch(unsigned long long* to, unsigned long long* from, std::size_t* bytes,
                   std::size_t count, void*, std::size_t*, std::size_t, void* stream) {
@@ -178,36 +174,6 @@ Result copy_batch_12(unsigned long long* to, unsigned long long* from, std::size
                      std::size_t* failed, void* stream) {
   *failed = 0;
   return copy_batch(to, from, bytes, count, attributes, indices, kinds, stream);
-}
-
-struct RowsSide {
-  int type;
-  unsigned long long address;
-  std::size_t pitch, layer_rows;
-  int hint[2];
-};
-struct BatchedRows {
-  RowsSide from, to;
-  std::size_t width, height, depth;
-  int order;
-  unsigned flags;
-};
-Result rows_batch(std::size_t many, BatchedRows* all, unsigned long long flags, void* stream) {
-  for (std::size_t i = 0; i < many; ++i) {
-    const BatchedRows& each = all[i];
-    if (each.from.type != 1 || each.to.type != 1 || each.order != 1) return kInvalid;
-    if (each.depth != 1 || each.flags != 0 || flags != 0) return kInvalid;
-    const Result result = copy_each_row(each.to.address, each.to.pitch, each.from.address,
-                                        each.from.pitch, each.width, each.height, stream);
-    if (result != kSuccess) return result;
-  }
-  if (many > 0) count("row batches", 1);
-  return kSuccess;
-}
-Result rows_batch_12(std::size_t many, BatchedRows* all, std::size_t* failed,
-                     unsigned long long flags, void* stream) {
-  *failed = 0;
-  return rows_batch(many, all, flags, stream);
 }
 
 Result allocate_host(void** memory, std::size_t bytes, unsigned) {
@@ -295,11 +261,6 @@ Result cuGetProcAddress_v2(const char* name, void** found, int version, std::uin
   if (std::strcmp(name, "cuMemcpyBatchAsync") == 0) {
     *found = version >= 13000 ? reinterpret_cast<void*>(copy_batch)
                               : reinterpret_cast<void*>(copy_batch_12);
-    return kSuccess;
-  }
-  if (std::strcmp(name, "cuMemcpy3DBatchAsync") == 0) {
-    *found = version >= 13000 ? reinterpret_cast<void*>(rows_batch)
-                              : reinterpret_cast<void*>(rows_batch_12);
     return kSuccess;
   }
   const char* missing = std::getenv("FAKE_CUDA_WITHOUT");
