@@ -264,6 +264,14 @@ class _EngineCollector(Collector):
             "forebay:link_stopped", "1 while loads are left out: one hung.", cache.link_stopped
         )
         yield make.count("forebay:link_stops", "How often that began.", cache.link_stops)
+        yield make.count(
+            "forebay:layered_starts", "Prompts that started by layer.", cache.layered_starts
+        )
+        yield make.count(
+            "forebay:layered_hidden_seconds",
+            "They computed while the rest of their loads flowed.",
+            cache.layered_hidden_s,
+        )
         yield make.count_by(
             "forebay:evicted_blocks",
             "Left the device for others; or gave up the host's, their last, copy.",
