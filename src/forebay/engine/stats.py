@@ -14,7 +14,8 @@ class EngineStats:
     """A value that any thread may read. Seconds and counts are since the start.
 
     `prompt_tokens` are of requests that have started, `generation_tokens` all that were drawn.
-    `stall_s` is the time in which no step ran while some request lacked only its load.
+    `stall_s` is the time in which no step ran while some request lacked only its load, by the host:
+    on a GPU a step's stream may wait for issued copies after its launch, which is not in it.
     """
 
     mode: Mode
