@@ -69,7 +69,8 @@ class Loads:
         """
         if not self._switch.policy.host_tier or not self.link.may_load(now_s):
             return 0
-        tokens = (entry.to_load + entry.loaded) * self._settings.block_tokens
+        gained = entry.to_load + entry.behind + entry.loaded
+        tokens = gained * self._settings.block_tokens
         return entry.to_load if tokens >= self._settings.min_load_tokens else 0
 
     # -- a request's turn ------------------------------------------------------------------------

@@ -157,6 +157,8 @@ class Waiting:
     kept: int = 0
     """Those of `here` that others leased when they were counted."""
     to_load: int = 0
+    behind: int = 0
+    """Those of `here` that mean nothing without what is to be loaded before them."""
     lost_epoch: int = -1
     moved_epoch: int = -1
     extended: bool = True

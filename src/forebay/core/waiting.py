@@ -91,6 +91,7 @@ class WaitingLine:
         resident = self._store.resident(ahead)
         entry.here = int(np.count_nonzero(resident))
         entry.to_load = len(ahead) - entry.here
+        entry.behind = entry.here - int(np.argmin(resident)) if entry.to_load else 0
         entry.kept = int(np.count_nonzero(self._store.device.leases(ahead[resident])))
 
     def held(self, entry: Waiting) -> int:

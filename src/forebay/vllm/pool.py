@@ -148,6 +148,12 @@ class VllmDevicePool:
         spared = self._leased_here + (0 if protected else self._wanted_here)
         return max(0, self._pool.get_num_free_blocks() - self._kept_free - spared)
 
+    def fits(self, path: Ids) -> bool:
+        """Whether blocks of `path` that nobody uses have room, were all leases given back."""
+        here = self._vllm_blocks(path[self._slot.take(path) >= 0])
+        unused = len(path) - sum(block.ref_cnt > 0 for block in here)
+        return unused <= self._pool.get_num_free_blocks() - self._kept_free
+
     def allocate(self, blocks: Ids, state: SlotState, *, protected: bool) -> Ids | None:
         if state is SlotState.LOADING:
             return self._allocate_for_load(blocks, protected)

@@ -107,7 +107,7 @@ class SchedulerHalf:
         self._mode_file = ModeFile(mode_file, settings.mode)
         self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
         self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)
-        self._turns = Turns(store, line, flights, self._loads)
+        self._turns = Turns(store, self._device, line, flights, self._loads)
         self.events: HostEvents | None = None
         if events:
             self.events = HostEvents(

@@ -4,7 +4,8 @@ vLLM asks about all that wait whenever a run slot is free, in their order, and g
 next where it is told to ask again. So being asked is no sign that a request could start: as many
 of those that lack something load now as there are run slots, the others stay with look-ahead.
 Where one finds no room none behind it starts a load, or it would take the room that the first one
-waits for. Only the first is left to vLLM then, which knows best whether there is room to compute.
+waits for. The first is left to vLLM then, which finds no room either, and keeps the order: until
+there is room for its loads, which is less than what computing it takes.
 """
 
 from __future__ import annotations
@@ -14,14 +15,23 @@ from forebay.core.flights import Flights
 from forebay.core.requests import NotYet, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
+from forebay.vllm.pool import VllmDevicePool
 from forebay.vllm.records import Record, Turn
 
 
 class Turns:
     """The requests in `line` that vLLM asked about and was told to ask about again."""
 
-    def __init__(self, store: Store, line: WaitingLine, flights: Flights, loads: Loads) -> None:
+    def __init__(
+        self,
+        store: Store,
+        device: VllmDevicePool,
+        line: WaitingLine,
+        flights: Flights,
+        loads: Loads,
+    ) -> None:
         self._store = store
+        self._device = device
         self._line = line
         self._flights = flights
         self._loads = loads
@@ -40,7 +50,7 @@ class Turns:
             record.turn = Turn.READY
             return False
         self._asked[record.id] = record
-        if record.turn is Turn.NO_ROOM:
+        if record.turn is Turn.NO_ROOM and not self._device.fits(entry.blocks[: entry.loadable]):
             return False
         record.turn = Turn.WAITS
         if record.asked_s is None:
