@@ -31,7 +31,10 @@ _MOST_AHEAD = 4096
 
 
 class Saves:
-    """Chooses what to save and when. Changes the store, submits to the mover."""
+    """Chooses what to save and when. Changes the store, submits to the mover.
+
+    `displaces`: what is written through takes the place of what host memory has not used longest.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class Saves:
         flights: Flights,
         rates: Rates,
         mover: Mover,
+        *,
+        displaces: bool = False,
     ) -> None:
         self._settings = settings
         self._switch = switch
@@ -49,6 +54,7 @@ class Saves:
         self._flights = flights
         self._rates = rates
         self._mover = mover
+        self._displaces = displaces
         # (block, serial): a block that is gone has another serial, or none.
         self._pending: deque[tuple[Ids, np.ndarray[tuple[int], np.dtype[np.int64]]]] = deque()
         self._round_trip_s = Average(0.05)
@@ -136,7 +142,9 @@ class Saves:
         if not len(blocks):
             return 0
         transfer = self._flights.next_id()
-        copies = self._store.start_save(transfer, blocks, pressing=pressing)
+        copies = self._store.start_save(
+            transfer, blocks, pressing=pressing, displacing=self._displaces
+        )
         if copies is None:
             return 0
         submit(

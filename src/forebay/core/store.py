@@ -263,14 +263,20 @@ class Store:
 
     # -- saves ---------------------------------------------------------------------------------
 
-    def start_save(self, transfer: int, blocks: Ids, *, pressing: bool) -> CopyPlan | None:
+    def start_save(
+        self, transfer: int, blocks: Ids, *, pressing: bool, displacing: bool = False
+    ) -> CopyPlan | None:
         """Host slots for the first of the DIRTY `blocks` (ancestors first), and their copies.
 
         `pressing` makes room by giving up host copies of device-resident blocks, then the least
-        recently used host blocks; without it only FREE slots are taken. None if none was got.
+        recently used host blocks; `displacing` does the latter alone; else only FREE slots are
+        taken. None if none was got.
         """
-        if pressing:
-            self._host_room(len(blocks), keep=blocks)
+        tier, count = self.host.tier, len(blocks)
+        if pressing and tier.free < count:
+            self._copies_room(count - tier.free, self.device.next_victims(count))
+        if (pressing or displacing) and tier.free < count:
+            self._sole_room(count - tier.free)
         blocks = blocks[: self.host.tier.free]
         if not len(blocks):
             return None
@@ -333,21 +339,15 @@ class Store:
         for block in leaf_first[~leaves].tolist():
             self.unpublish(block)
 
-    def _host_room(self, count: int, keep: Ids) -> None:
-        """Free up to `count` host slots, by the order that `start_save` promises."""
-        missing = count - self.host.tier.free
-        if missing <= 0:
-            return
-        ahead = self.device.next_victims(len(keep))
+    def _copies_room(self, missing: int, ahead: Ids) -> None:
         copies = self.host.newest_copies(missing)
         spared = np.isin(copies, ahead)
         self.host.stand_copies(copies[spared])
         copies = copies[~spared]
         self.host.forget(copies)
         self.device.move(copies, SlotState.DIRTY)
-        missing -= len(copies)
-        if missing <= 0:
-            return
+
+    def _sole_room(self, missing: int) -> None:
         victims = self.host.oldest_sole(missing)
         wanted = self.device.wanted(victims)
         self.host.stand_sole(victims[wanted])

@@ -103,7 +103,7 @@ class SchedulerHalf:
             settings, switch, store, line, flights, ledger, rates, mail, self._patience_s
         )
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
-        self._saves = Saves(settings, switch, store, flights, rates, mail)
+        self._saves = Saves(settings, switch, store, flights, rates, mail, displaces=True)
         self._mode_file = ModeFile(mode_file, settings.mode)
         self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
         self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)

@@ -78,6 +78,8 @@ class Turns:
             record.turn = Turn.WAITS
         for place, entry in enumerate(entries):
             if self._loads.turn(entry, now_s, first=not place) is NotYet.FULL:
+                # It is not its loads that it waits for.
+                entry.demanded_s = None
                 if not place:
                     asked[entry.request.id].turn = Turn.NO_ROOM
                 break

@@ -1,0 +1,126 @@
+"""What the scheduler half decides under load, in vLLM's real scheduler on a virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+from vllm_sim import BLOCK_TOKENS, Reply, SimEngine
+
+from forebay.core.ledger import MissReason, Source
+from forebay.transfer.messages import Direction
+
+
+def engine(folder: Path, **options: Any) -> SimEngine:
+    extra = {"host_bytes": options.pop("host_bytes", "48GiB")}
+    connector = {
+        "kv_connector": "ForebayConnector",
+        "kv_connector_module_path": "forebay.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    return SimEngine(folder, connector=connector, **options)
+
+
+def saved(sim: SimEngine, prompts: list[list[int]]) -> None:
+    """All prompts are in host memory, and nothing is on the device."""
+    for prompt in prompts:
+        sim.ask(prompt, 1)
+        sim.run()
+    sim.settle()
+
+
+def loaded(sim: SimEngine) -> int:
+    return sim.link.moved_blocks[Direction.LOAD]
+
+
+def backlog(sim: SimEngine, *, users: int, turns: int, context: int, answer: int) -> list[Reply]:
+    """Each user asks again when the answer came. Returns the replies of the last turn."""
+    last: list[Reply] = []
+
+    def ask(said: list[int], turn: int) -> None:
+        prompt = said + sim.some(256)
+
+        def then(reply: Reply) -> None:
+            if turn == turns:
+                last.append(reply)
+            else:
+                ask(prompt + reply.tokens, turn + 1)
+
+        sim.ask(prompt, answer, then=then)
+
+    for _ in range(users):
+        ask(sim.some(context), 1)
+    sim.run()
+    return last
+
+
+# vLLM 49902: the tier promotes what waits, evicts what it has just promoted, and goes on so.
+def test_what_is_loaded_under_pressure_is_used(tmp_path: Path):
+    sim = engine(tmp_path, blocks=1000)
+    prompts = [sim.some(2000) for _ in range(40)]
+    saved(sim, prompts)
+    before = loaded(sim)
+    replies = [sim.ask(prompt, 32) for prompt in prompts]
+    sim.run()
+    assert all(len(reply.tokens) == 32 for reply in replies)
+    misses = sim.half.stats().misses
+    asked = sum(reply.request.num_prompt_tokens // BLOCK_TOKENS for reply in replies)
+    given_up = misses[MissReason.SHORT] + misses[MissReason.LATE] + misses[MissReason.FAILED]
+    assert given_up <= 0.01 * asked
+    assert loaded(sim) - before <= 1.1 * (asked - given_up)
+
+
+# vLLM 44294: a convoy behind one load that all share.
+def test_a_shared_prefix_loads_once_and_all_go(tmp_path: Path):
+    sim = engine(tmp_path, most_running=64)
+    prefix = sim.some(10_240)
+    saved(sim, [prefix])
+    before = loaded(sim)
+    replies = [sim.ask(prefix + sim.some(128), 4) for _ in range(50)]
+    sim.run()
+    assert loaded(sim) - before == 640
+    first = sorted(reply.first_s for reply in replies)
+    assert first[-1] - first[0] <= 0.1 * replies[0].ttft_s
+
+
+# vLLM 41784: nothing is prefetched while those that run use all slots and all of the budget.
+def test_a_backlog_costs_no_more_than_a_pool_that_holds_all(tmp_path: Path):
+    load = {"users": 24, "turns": 3, "context": 4096, "answer": 32}
+    small = engine(tmp_path, blocks=3600)
+    ours = backlog(small, **load)
+    large = backlog(SimEngine(tmp_path, blocks=9000), **load)
+    stats = small.half.stats()
+    assert stats.sources[Source.HOST] > 24 * 256
+    assert stats.misses[MissReason.SHORT] + stats.misses[MissReason.LATE] == 0
+    slowest = max(reply.ttft_s for reply in ours)
+    assert slowest <= 1.1 * max(reply.ttft_s for reply in large)
+
+
+# vLLM 49902 again: host memory full of what nobody wants must not end saving.
+def test_saves_go_on_when_host_memory_is_full(tmp_path: Path):
+    sim = engine(tmp_path, blocks=1000, host_bytes="4GiB")
+    for _ in range(5):
+        sim.ask(sim.some(8000), 1)
+        sim.run()
+    prompt = sim.some(4000)
+    saved(sim, [prompt])
+    sim.ask(prompt, 1)
+    sim.run()
+    assert sim.half.stats().sources[Source.HOST] > 0
+
+
+def test_a_hit_on_an_idle_engine_starts_with_the_first_step(tmp_path: Path):
+    sim = engine(tmp_path)
+    prompt = sim.some(16_000)
+    saved(sim, [prompt])
+    steps = sim.steps
+    reply = sim.ask(prompt, 1)
+    sim.run(lambda: sim.steps == steps + 1)
+    assert sim.half._flights.load_blocks == 999
+    sim.run()
+    assert len(reply.tokens) == 1
