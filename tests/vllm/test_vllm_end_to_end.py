@@ -167,6 +167,24 @@ def test_engines_side_by_side_each_have_host_memory_of_their_own(tiny_llama: Pat
 
 
 @pytest.mark.timeout(600)
+def test_a_worker_that_dies_ends_the_engine_and_leaves_nothing(tiny_llama: Path):
+    """Within the bound of this call; another engine starts in the same process afterwards."""
+    done = subprocess.run(
+        [sys.executable, PROGRAM.with_name("vllm_worker_dies.py"), tiny_llama],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["ended"] != "it did not"
+    assert told["left"] == []
+    assert told["after"] == told["before"]
+
+
+@pytest.mark.timeout(600)
 def test_the_connector_is_found_by_its_name_in_the_engines_own_process(
     tiny_llama: Path, tmp_path: Path
 ):

@@ -1,0 +1,90 @@
+"""A program in which a worker of vLLM's is killed while it serves, for a test.
+
+    python vllm_worker_dies.py MODEL
+
+Its last line is JSON: how the engine ended, which files of /dev/shm it left (but for the queues
+between vLLM's own processes, which go with the program), and the tokens of an engine started after
+it in the same process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from typing import Any
+
+from vllm import LLM, SamplingParams
+
+PROMPTS = [[(11 * token + seed) % 300 + 5 for token in range(300)] for seed in range(6)]
+
+VLLM_QUEUE = "psm_"
+
+
+def start(model: str, workers: int) -> LLM:
+    """An engine in this process over so many workers."""
+    return LLM(
+        model=model,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        seed=0,
+        tensor_parallel_size=workers,
+        max_model_len=512,
+        max_num_seqs=2,
+        max_num_batched_tokens=128,
+        block_size=32,
+        num_gpu_blocks_override=40,
+        kv_transfer_config={
+            "kv_connector": "ForebayConnector",
+            "kv_connector_module_path": "forebay.vllm.connector",
+            "kv_role": "kv_both",
+            # Slow, so that copies are under way.
+            "kv_connector_extra_config": {"host_bytes": "64MiB", "copy_bytes_per_s": 1e6},
+        },
+    )
+
+
+def serve(llm: LLM, answer: int) -> list[list[int]]:
+    """The tokens of all answers."""
+    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True, detokenize=False)
+    asked: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    outputs = llm.generate(asked, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def main(model: str) -> dict[str, Any]:
+    """Kill a worker, end its engine, start another."""
+    executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
+    executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+    shared = set(os.listdir("/dev/shm"))
+    llm = start(model, 2)
+    before = serve(llm, 4)
+    core: Any = llm.llm_engine.engine_core
+    steps = 0
+    step = core.engine_core.step_fn
+
+    def step_and_kill() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            os.kill(core.engine_core.model_executor.workers[1].proc.pid, signal.SIGKILL)
+        return step()
+
+    core.engine_core.step_fn = step_and_kill
+    try:
+        serve(llm, 64)
+        ended = "it did not"
+    except Exception as error:
+        ended = type(error).__name__
+    core.shutdown()
+    there = set(os.listdir("/dev/shm")) - shared
+    left = sorted(name for name in there if not name.startswith(VLLM_QUEUE))
+    return {"ended": ended, "left": left, "before": before, "after": serve(start(model, 1), 4)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))
