@@ -168,7 +168,7 @@ def test_engines_side_by_side_each_have_host_memory_of_their_own(tiny_llama: Pat
 
 @pytest.mark.timeout(600)
 def test_a_worker_that_dies_ends_the_engine_and_leaves_nothing(tiny_llama: Path):
-    """Within the bound of this call; another engine starts in the same process afterwards."""
+    """LMCache 4980: within the bound of this call, and another engine starts afterwards."""
     done = subprocess.run(
         [sys.executable, PROGRAM.with_name("vllm_worker_dies.py"), tiny_llama],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

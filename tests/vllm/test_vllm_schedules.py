@@ -202,6 +202,7 @@ def test_random_lives_of_workers_of_which_some_are_late(toy: MakeEngine, seed: i
 
 
 def test_a_load_is_done_when_the_last_worker_has_its_part(toy: MakeEngine):
+    """SGLang 30760 and 26921: workers that ask each other how far they are can wait for ever."""
     engine = toy(ranks=2)
     engine.ask(prompt_of(1, 200), 1)
     engine.run()
