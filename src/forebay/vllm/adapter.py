@@ -243,6 +243,7 @@ class HandedOut:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._ids: list[int] = []
+        self._accessed = 0
         self._reset = False
 
     @classmethod
@@ -252,11 +253,13 @@ class HandedOut:
         pool.metrics_collector = watch
         return watch
 
-    def take(self) -> tuple[list[int], bool]:
-        """Ids handed out since the last time, in order, and whether the cache was reset."""
-        ids, reset = self._ids, self._reset
-        self._ids, self._reset = [], False
-        return ids, reset
+    def take(self) -> tuple[list[int], int, bool]:
+        """Since the last time: ids handed out, in order, how many found blocks were taken, and
+        whether the cache was reset.
+        """
+        taken = self._ids, self._accessed, self._reset
+        self._ids, self._accessed, self._reset = [], 0, False
+        return taken
 
     def on_block_evicted(self, block: Block) -> None:
         """Called for each block handed out, whatever was in it, before its hash is dropped."""
@@ -268,7 +271,8 @@ class HandedOut:
         self._tell("on_block_allocated", block)
 
     def on_block_accessed(self, block: Block) -> None:
-        """Passed on."""
+        """Called for each block found and taken, free or not."""
+        self._accessed += 1
         self._tell("on_block_accessed", block)
 
     def reset(self) -> None:

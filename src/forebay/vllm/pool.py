@@ -34,7 +34,8 @@ from forebay.vllm.adapter import (
     to_tail,
 )
 
-_BUSY = (SlotState.LOADING, SlotState.SAVING)
+# How many steps a look at the head of vLLM's queue is to last.
+_GUARDED_STEPS = 4
 
 
 class VllmDevicePool:
@@ -69,6 +70,8 @@ class VllmDevicePool:
         self._wanted = BlockCounts(max_blocks, "protection")
         self._leased_here = 0
         self._wanted_here = 0
+        # So many at the head of vLLM's free queue are known to be under no lease.
+        self._unleased_head = 0
         self._in_state = np.zeros(len(SlotState), np.int64)
         self._offered: tuple[Ids, Sequence[bytes]] = (EMPTY_IDS, ())
         self._loaded_for: dict[int, VllmRequest] = {}
@@ -99,8 +102,9 @@ class VllmDevicePool:
         Returns the blocks that lost their slot by it, in the order in which vLLM gave them up.
         Where vLLM has the same content in another slot, the block is there now.
         """
-        ids, reset = self._watch.take()
+        ids, accessed, reset = self._watch.take()
         self._handed += ids
+        self._unleased_head -= len(ids) + accessed
         if reset:
             self._lost += self._block_in[self._block_in >= 0].tolist()
         self._lost += self._blocks_in(np.array(ids, np.int32)).tolist()
@@ -118,9 +122,11 @@ class VllmDevicePool:
 
     def guard(self, count: int) -> None:
         """Put leased blocks among the next `count` that vLLM would hand out to the tail."""
-        if self._leased_here:
-            found = next_free(self._pool, count)
-            self._to_tail(found, self._spared(_ids(found), protected=True))
+        if self._leased_here and self._unleased_head < count:
+            found = next_free(self._pool, _GUARDED_STEPS * count)
+            leased = self._spared(_ids(found), protected=True)
+            self._to_tail(found, leased)
+            self._unleased_head = len(found) - int(np.count_nonzero(leased))
 
     def content_of(self, block: int) -> bytes:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""
@@ -195,7 +201,8 @@ class VllmDevicePool:
         return counts
 
     def busy(self, blocks: Ids) -> NDArray[np.bool_]:
-        return np.isin(self._state.take(blocks), _BUSY)
+        state = self._state.take(blocks)
+        return (state == SlotState.LOADING) | (state == SlotState.SAVING)
 
     def move(self, blocks: Ids, state: SlotState) -> None:
         loaded = self._state[blocks] == SlotState.LOADING
@@ -218,10 +225,13 @@ class VllmDevicePool:
     # -- who keeps them --------------------------------------------------------------------------
 
     def touch(self, blocks: Ids, kind: LeaseKind) -> None:
+        before = self._leased_here
         with self._changing(blocks):
             self._leases.add(blocks)
             if kind is LeaseKind.PREFETCH:
                 self._prefetch.add(blocks)
+        if self._leased_here > before:
+            self._unleased_head = 0
 
     def promote(self, blocks: Ids) -> None:
         self._prefetch.take_away(blocks)
