@@ -45,7 +45,6 @@ class CacheMachine(RuleBasedStateMachine):
         late=st.booleans(),
         slowly=st.booleans(),
         on_host=st.booleans(),
-        band=st.sampled_from([0, BLOCK_BYTES // 2]),
         prefill=st.sampled_from([20.0, 1000.0]),
         seed=SEEDS,
     )
@@ -63,7 +62,6 @@ class CacheMachine(RuleBasedStateMachine):
         late: bool,
         slowly: bool,
         on_host: bool,
-        band: int,
         prefill: float,
         seed: int,
     ) -> None:
@@ -82,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
                 prefetch_share=share,
                 link_bytes_per_s=link,
                 waits_on_host=on_host,
-                band_bytes=band,
+                band_bytes=BLOCK_BYTES // 2,
             )
         batch = BatchSettings(step_tokens=step_tokens, max_running=running)
         self.world = World(cache, batch, seed=seed, late=late, slowly=slowly)
@@ -111,6 +109,16 @@ class CacheMachine(RuleBasedStateMachine):
             self.world.tick()
             self.world.machine.run_step()
             self.world.machine.make_progress(2)
+
+    @rule(seed=SEEDS, ends=st.integers(0, 2))
+    def one_comes_alone(self, seed: int, ends: int) -> None:
+        """Sometimes everything ends, and then a request comes with nothing beside it."""
+        self.world.rng.seed(seed)
+        if ends == 0:
+            self.world.drain()
+            self.world.arrive()
+            for _ in range(3):
+                self.world.tick()
 
     @rule()
     def abandon_a_step(self) -> None:
