@@ -26,14 +26,18 @@ double process_cpu_s() {
   return of(usage.ru_utime) + of(usage.ru_stime);
 }
 
-// The order in which transfers were handed to the link.
-std::vector<std::int64_t> order(Rig& rig) {
+// In the order in which they were handed to the link.
+std::vector<WindowRecord> windows_of(Rig& rig) {
   std::int64_t dropped = 0;
   auto windows = rig.core->windows(&dropped);
   std::sort(windows.begin(), windows.end(),
             [](const auto& a, const auto& b) { return a.start_s < b.start_s; });
+  return windows;
+}
+
+std::vector<std::int64_t> order(Rig& rig) {
   std::vector<std::int64_t> ids;
-  for (const auto& window : windows) {
+  for (const auto& window : windows_of(rig)) {
     if (ids.empty() || ids.back() != window.transfer) ids.push_back(window.transfer);
   }
   return ids;
@@ -167,9 +171,8 @@ TEST(bands_come_one_behind_the_other) {
   rig.release(Direction::load);
   CHECK(rig.wait(id, 0, 10, 0) == WaitVerdict::ready);
   CHECK(rig.ended(id) && rig.wait(id, 0, 10, 1) == WaitVerdict::ready);
-  std::int64_t dropped = 0;
   std::vector<std::int64_t> bytes;
-  for (const auto& window : rig.core->windows(&dropped)) bytes.push_back(window.bytes);
+  for (const auto& window : windows_of(rig)) bytes.push_back(window.bytes);
   CHECK((bytes == std::vector<std::int64_t>{3 * 1024, 4096, 4096, 1024}));
   for (int slot = 0; slot < 3; ++slot) CHECK(Rig::holds(rig.device(slot), 0x80 + slot));
   const auto save = rig.save({0}, {0}, {2});
@@ -187,9 +190,8 @@ TEST(only_what_is_left_goes_by_bands) {
   rig.release(Direction::load);
   CHECK(rig.band_issued(id, 1) && rig.ended(id));
   CHECK(rig.completions[id].blocks_done == 4);
-  std::int64_t dropped = 0;
   std::vector<std::int64_t> bytes;
-  for (const auto& window : rig.core->windows(&dropped)) bytes.push_back(window.bytes);
+  for (const auto& window : windows_of(rig)) bytes.push_back(window.bytes);
   CHECK((bytes == std::vector<std::int64_t>{4096, 4096, 2048, 4096, 2048}));
   for (int slot = 0; slot < 4; ++slot) CHECK(Rig::holds(rig.device(slot), 0x80 + slot));
 }

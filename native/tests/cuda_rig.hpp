@@ -96,13 +96,13 @@ class CudaRig : public CoreRig {
       rig_->driver_.destroy_event(event_);
       rig_->driver_.free_host(seen_);
     }
-    void take(CudaRig& rig, const Slots& slots) {
+    void take(CudaRig& rig, const Slots& slots, std::int64_t bytes = kBlock) {
       rig_ = &rig;
       seen_ = static_cast<std::byte*>(rig.pinned(slots.size() * kBlock));
       check(rig.driver_.create_event(&event_, cuda::kEventDisableTiming));
       for (std::size_t i = 0; i < slots.size(); ++i) {
         const auto to = reinterpret_cast<cuda::Address>(seen_ + i * kBlock);
-        check(rig.driver_.copy(to, rig.at(slots[i]), kBlock, rig.stream_));
+        check(rig.driver_.copy(to, rig.at(slots[i]), static_cast<std::size_t>(bytes), rig.stream_));
       }
       check(rig.driver_.record_event(event_, rig.stream_));
     }

@@ -97,14 +97,14 @@ bool layer_only_after_its_band(Try attempt) {
   typename R::Snapshot kernel;
   const bool accepted = rig.wait(id, rig.compute, 10, 0) == WaitVerdict::ready;
   if (accepted) {
-    kernel.take(rig, {0, 1});
+    kernel.take(rig, {0, 1}, R::kBlock / 2);
     kernel.taken(attempt.patience_s);
   }
   rig.core->step_abandoned(2);
   if (!rig.band_issued(id, 0)) return false;
   if (!accepted) {
     if (rig.wait(id, rig.compute, 10, 0) != WaitVerdict::ready) return false;
-    kernel.take(rig, {0, 1});
+    kernel.take(rig, {0, 1}, R::kBlock / 2);
   }
   return kernel.taken() && kernel.saw(0, 0x80, R::kBlock / 2) && kernel.saw(1, 0x81, R::kBlock / 2);
 }
@@ -119,7 +119,7 @@ bool band_wait_covers_lane(Try attempt, int held) {
   rig.core->step_abandoned(1);
   if (!rig.band_issued(id, 0) || rig.wait(id, rig.compute, 10, 0) != WaitVerdict::ready) return false;
   typename R::Snapshot kernel;
-  kernel.take(rig, {0, 2});
+  kernel.take(rig, {0, 2}, R::kBlock / 2);
   kernel.taken(attempt.patience_s);
   rig.hooks->release_lane(Direction::load, held);
   return kernel.taken() && kernel.saw(0, 0x80, R::kBlock / 2) && kernel.saw(1, 0x82, R::kBlock / 2);

@@ -165,11 +165,11 @@ class Rig : public CoreRig {
 // What a kernel on a compute stream read of some device slots.
 class Snapshot {
  public:
-  void take(Rig& rig, const Rig::Slots& slots) {
-    rig.sim->launch(rig.compute, [state = state_, &rig, slots] {
+  void take(Rig& rig, const Rig::Slots& slots, std::int64_t bytes = Rig::kBlock) {
+    rig.sim->launch(rig.compute, [state = state_, &rig, slots, bytes] {
       const std::lock_guard lock(state->mutex);
       for (const std::int32_t slot : slots) {
-        state->seen.emplace_back(rig.device(slot), rig.device(slot) + Rig::kBlock);
+        state->seen.emplace_back(rig.device(slot), rig.device(slot) + bytes);
       }
       state->taken = true;
       state->changed.notify_all();

@@ -18,8 +18,7 @@ from forebay.core.requests import Waiting
 from forebay.errors import SettingsError
 from forebay.transfer.mover import Mover
 
-# Each band costs the launching thread a wait, some ten to a hundred microseconds: with less than
-# this left, nothing would be gained.
+# Each band costs the launching thread a wait: with so little left, little could be gained.
 _LEAST_LEFT_S = 2e-3
 # Measured on shorter contexts, the prefill of a long one looks quicker than it is.
 _SPARE = 2.0
