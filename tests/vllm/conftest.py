@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +24,19 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
     tiny_models.build("llama", head_dim=32).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def toy(tiny_llama: Path):
+    """Makes toy engines, and closes them."""
+    from vllm_toy import ToyEngine  # noqa: PLC0415 - needs vLLM, and not all tests here do
+
+    engines: list[ToyEngine] = []
+
+    def make(**options: Any) -> ToyEngine:
+        engines.append(ToyEngine(tiny_llama, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

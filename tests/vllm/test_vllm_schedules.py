@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -28,20 +27,6 @@ from forebay.vllm.worker import WorkerHalf
 
 MakeEngine = Callable[..., ToyEngine]
 LANES = (0, 1)
-
-
-@pytest.fixture
-def toy(tiny_llama: Path):
-    """Makes engines, and closes them."""
-    engines: list[ToyEngine] = []
-
-    def make(**options: object) -> ToyEngine:
-        engines.append(ToyEngine(tiny_llama, **options))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
 
 
 def test_what_left_the_device_comes_back_from_host_memory(toy: MakeEngine):

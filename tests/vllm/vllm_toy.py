@@ -74,6 +74,8 @@ class Asked:
     table: list[int] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
     ended: str = ""
+    told: dict[str, Any] | None = None
+    """The `kv_transfer_params` of the answer."""
 
 
 class ToyEngine:
@@ -94,6 +96,7 @@ class ToyEngine:
         policy: str = "fcfs",
         ranks: int = 1,
         late_bytes_per_s: float = 0.0,
+        kv_events: bool = False,
         **extra: Any,
     ) -> None:
         extra["host_bytes"] = ranks * extra.get("host_bytes", 400 * BLOCK_BYTES)
@@ -108,6 +111,7 @@ class ToyEngine:
             enable_prefix_caching=True,
             scheduling_policy=policy,
             async_scheduling=False,
+            kv_events_config={"enable_kv_cache_events": kv_events, "publisher": "null"},
             kv_transfer_config={
                 "kv_connector": "ForebayConnector",
                 "kv_connector_module_path": "forebay.vllm.connector",
@@ -146,6 +150,8 @@ class ToyEngine:
         _watch_lookups(self.half, self.pool)
         self.lag = lag
         self.asked: dict[str, Asked] = {}
+        self.events: list[Any] = []
+        self.scheduler.kv_event_publisher.publish = lambda batch: self.events.extend(batch.events)
         self._scheduled: deque[Any] = deque()
         self.steps = 0
         self.preempted = 0
@@ -239,6 +245,7 @@ class ToyEngine:
             for each in outputs.outputs:
                 asked = self.asked[each.request_id]
                 asked.given += each.new_token_ids
+                asked.told = each.kv_transfer_params or asked.told
                 if each.finish_reason is not None:
                     asked.ended = asked.ended or "finished"
 

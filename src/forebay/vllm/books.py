@@ -58,12 +58,15 @@ class Books:
         for _, why in record.wishes.ignored:
             self.tally.ignored[why] += 1
 
-    def started(self, record: Record, entry: Waiting, now_s: float) -> None:
-        """A request starts: where its blocks came from, and why others did not."""
+    def started(self, record: Record, entry: Waiting, brought: int, now_s: float) -> None:
+        """A request starts: where its blocks came from, and why others did not.
+
+        Beside what it waited for itself, `brought` of its blocks had been prefetched.
+        """
         size = self._settings.block_tokens
         found = record.local_tokens // size
         asked = entry.request.tokens // size
-        loaded = int(np.count_nonzero(entry.origins[:found]))
+        loaded = int(np.count_nonzero(entry.origins[:found])) + brought
         waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
         self.tally.prompt(entry.request.tokens, loaded * size, found * size, waited_s)
         sources, misses = self.account.sources, self.account.misses

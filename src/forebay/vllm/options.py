@@ -38,7 +38,7 @@ class Options:
     # Hints that are open at once, the share of the device's blocks that they may bring and keep
     # together, and how long after its eta one keeps them at most.
     hints: int = 64
-    hint_share: float = 0.25
+    hint_share: float = 0.4
     hint_expiry_s: float = 60.0
     window_bytes: int = 8 * MIB
     # Slows the copies of the CPU to a link's rate, to see what a slow link does; 0 does not.

@@ -154,6 +154,7 @@ class SchedulerHalf:
         record.local_tokens = local_tokens
         now_s = self._clock()
         if record.hint is not None:
+            self._line.refresh(entry)
             return self._hints.waits(record.id, now_s, lacks=self._turns.lacks(entry, now_s))
         return self._turns.asked(record, entry, now_s)
 
@@ -168,10 +169,13 @@ class SchedulerHalf:
             return
         self._turns.over(record)
         found = record.local_tokens // self.settings.block_tokens
-        read = entry.blocks[: min(found, entry.covered)]
+        own = min(found, entry.covered)
         now_s = self._clock()
-        self._ledger.read(read, now_s if entry.turn_s is None else entry.turn_s)
-        self.books.started(record, entry, now_s)
+        turn_s = now_s if entry.turn_s is None else entry.turn_s
+        self._ledger.read(entry.blocks[:own], turn_s)
+        # What others brought, or a hint, is there too for one that never waited.
+        brought = self._ledger.read(entry.blocks[own:found], turn_s)
+        self.books.started(record, entry, brought, now_s)
         self._leave_line(entry)
         self._hints.came(entry.request)
 
