@@ -1,0 +1,153 @@
+"""What operators and clients see of the connector: the off switch, events, metrics, answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm_toy import BLOCK_TOKENS, ToyEngine, assert_nothing_left, prompt_of, wrong_answers
+
+from forebay.core.ledger import Source
+from forebay.vllm.connector import ForebayConnector
+
+MakeEngine = Callable[..., ToyEngine]
+
+
+def switch(engine: ToyEngine, file: Path, mode: str) -> None:
+    file.write_text(mode)
+    engine.half._mode_file._next_s = 0.0
+
+
+def test_the_off_switch_is_a_file(toy: MakeEngine, tmp_path: Path):
+    file = tmp_path / "mode"
+    engine = toy(mode_file=str(file))
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    saved = engine.half.stats().saved_bytes
+    assert saved > 0
+    engine.scheduler.reset_prefix_cache()
+    switch(engine, file, "b0\n")
+    for seed in (1, 2):
+        engine.ask(prompt_of(seed, 200), 1)
+        engine.run()
+    assert engine.half.stats().loaded_bytes == 0
+    assert engine.half.stats().saved_bytes == saved
+    engine.scheduler.reset_prefix_cache()
+    switch(engine, file, "b9")
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.half.stats().loaded_bytes == 0, "what is not understood changes nothing"
+    engine.scheduler.reset_prefix_cache()
+    file.unlink()
+    engine.half._mode_file._next_s = 0.0
+    engine.ask([5], 1)
+    engine.run()
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.half.stats().loaded_bytes > 0
+    assert not wrong_answers(engine)
+
+
+def test_events_tell_what_host_memory_has_by_vllms_hashes(toy: MakeEngine):
+    engine = toy(kv_events=True)
+    asked = engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    sent = msgspec.msgpack.encode(KVEventBatch(ts=time.time(), events=list(engine.events)))
+    got = msgspec.msgpack.Decoder(KVEventBatch).decode(sent).events
+    stored = [each for each in got if isinstance(each, BlockStored)]
+    here = {hash_ for each in stored if each.medium == "CPU" for hash_ in each.block_hashes}
+    there = {hash_ for each in stored if each.medium == "GPU" for hash_ in each.block_hashes}
+    assert here == there == set(map(maybe_convert_block_hash, asked.request.block_hashes))
+    parents = {None}
+    for each in (each for each in stored if each.medium == "CPU"):
+        assert each.parent_block_hash in parents, "ancestors first"
+        parents.update(each.block_hashes)
+        assert each.block_size == BLOCK_TOKENS
+    said = [token for each in stored if each.medium == "CPU" for token in each.token_ids]
+    assert said == asked.prompt[:192]
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.ask([5], 1)
+    engine.run()
+    gone = [each for each in engine.events if isinstance(each, BlockRemoved)]
+    assert {h for each in gone if each.medium == "CPU" for h in each.block_hashes} == here
+
+
+def test_two_salts_never_share(toy: MakeEngine):
+    engine = toy()
+    for salt, host in (("a", 0), ("b", 0), ("a", 12)):
+        engine.ask(prompt_of(1, 200), 1, cache_salt=salt)
+        engine.run()
+        assert engine.half.stats().sources[Source.HOST] == host
+        engine.scheduler.reset_prefix_cache()
+    assert not wrong_answers(engine)
+
+
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [
+        ("b0", {"forebay"}),
+        ({"mode": "b0"}, {"mode"}),
+        ({"no_cache": 1}, {"no_cache"}),
+        ({"hint": 3}, {"hint"}),
+        ({"hint": {"eta_s": "soon"}}, {"hint.eta_s"}),
+        ({"hint": {"eta_s": float("nan")}}, {"hint.eta_s"}),
+        ({"hint": {"expiry_s": float("inf")}}, {"hint.expiry_s"}),
+        ({"hint": {"eta_s": -1}}, {"hint.eta_s"}),
+        ({"hint": {}, "no_cache": True}, {"hint"}),
+    ],
+)
+def test_what_is_not_understood_is_named_in_the_answer(
+    toy: MakeEngine, given: Any, ignored: set[str]
+):
+    engine = toy()
+    asked = engine.ask(prompt_of(1, 40), 1, params={"forebay": given})
+    engine.run()
+    assert asked.told is not None
+    assert set(asked.told["forebay"]["ignored"]) == ignored
+    assert sum(engine.half.books.tally.ignored.values()) == 1
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+def test_metrics_are_those_of_the_books(toy: MakeEngine):
+    engine = toy()
+    connector = engine.scheduler.connector
+    kinds = {Gauge: Gauge, Counter: Counter, Histogram: Histogram}
+    config = SimpleNamespace(kv_transfer_config=None)
+    metrics = ForebayConnector.build_prom_metrics(config, kinds, ["engine"], {0: ["0"]})
+    take = connector.get_kv_connector_stats
+
+    def watched() -> Any:
+        stats = take()
+        if stats is not None:
+            metrics.observe(msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data)))
+        return stats
+
+    connector.get_kv_connector_stats = watched
+    for _ in range(2):
+        engine.ask(prompt_of(1, 200), 1)
+        engine.run()
+        engine.scheduler.reset_prefix_cache()
+
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(name, {"engine": "0", **labels})
+
+    assert value("forebay:slots", tier="host", state="used") == 12
+    assert value("forebay:mode", mode="b4") == 1
+    assert value("forebay:block_bytes") == 128
+    assert value("forebay:saved_bytes_total") == 12 * 128
+    assert value("forebay:prompt_tokens_total", source="host") == 192
+    assert value("forebay:misses_total", reason="absent") == 12
+    assert value("forebay:request_load_wait_seconds_count") == 2
+    assert value("forebay:scheduler_seconds_count") > 2
