@@ -61,6 +61,8 @@ class InstantMover:
         self, ids: Sequence[int], transfer_class: TransferClass, deadline_s: float
     ) -> None: ...
 
+    def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None: ...
+
     def step_launched(self, step: int, stream: int = 0) -> None:
         self._step = step
 
@@ -71,7 +73,14 @@ class InstantMover:
         self._issued, self._report = [], []
         return told
 
-    def wait(self, ids: Sequence[int], stream: int = 0, timeout_s: float = 30.0) -> None: ...
+    def wait(
+        self,
+        ids: Sequence[int],
+        stream: int = 0,
+        timeout_s: float = 30.0,
+        *,
+        band: int | None = None,
+    ) -> None: ...
 
     def wait_news(self, timeout_s: float) -> bool:
         return True
