@@ -68,7 +68,7 @@ class EngineSettings:
     prefetch_share: float = 0.5
     # Bytes of a block that a band of layers has at least, where a request starts by layer; 0: none
     # does, and each waits until its loads are there.
-    band_bytes: int = MIB // 4
+    band_bytes: int = MIB // 2
     # Compare a checksum of every block read from the cache with that taken when it was written.
     check_blocks: bool = False
     # Bound of every wait for the link; most are much shorter, by its measured rate.
