@@ -37,6 +37,11 @@ NOT_RUN = {
     ("tuning.md", "from forebay.engine.engine import Engine"),
     ("vllm.md", "make test-vllm"),
     ("vllm.md", "pip install ."),
+    (
+        "vllm.md",
+        "python benchmarks/inside_vllm run results "
+        '"none:solo=3,no_hits=5+forebay:solo=4,backlog_64,no_hits=5" \\',
+    ),
 }
 WITH_ITS_OWN_MODEL = "index.md"
 
