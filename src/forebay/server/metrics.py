@@ -22,8 +22,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from forebay.cache.account import CacheStats
+from forebay.cache.figures import FIGURES, Figure
 from forebay.cache.view import Occupancy
-from forebay.core.ledger import MissReason, Source
 from forebay.core.modes import Mode
 from forebay.engine.request import FinishReason
 from forebay.engine.stats import EngineStats
@@ -159,6 +159,12 @@ class _Families:
             family.add_metric([*self._values, value], count)
         return family
 
+    def figure(self, figure: Figure, cache: CacheStats) -> Metric:
+        values = figure.values(cache)
+        if figure.label:
+            return self.count_by(figure.name, figure.text, figure.label, values)
+        return (self.gauge if figure.gauge else self.count)(figure.name, figure.text, values[""])
+
     def one_of(self, name: str, text: str, label: str, words: list[str], now: str) -> Metric:
         family = GaugeMetricFamily(name, text, labels=[*self._names, label])
         for word in words:
@@ -232,38 +238,8 @@ class _EngineCollector(Collector):
 
     def _cache(self, cache: CacheStats) -> Iterator[Metric]:
         make = self._make
-        yield make.count_by(
-            "forebay:blocks",
-            "Prompt blocks by source.",
-            "source",
-            {source.value: cache.sources[source] for source in Source},
-        )
-        yield make.count_by(
-            "forebay:misses",
-            "Prompt blocks computed, by reason.",
-            "reason",
-            {reason.value: cache.misses[reason] for reason in MissReason},
-        )
-        yield make.count_by(
-            "forebay:prefetch_bytes", "Planned bytes by outcome.", "outcome", cache.prefetch_bytes
-        )
-        yield make.gauge(
-            "forebay:prefetch_open_bytes", "Planned, without outcome.", cache.prefetch_open_bytes
-        )
-        yield make.count("forebay:loaded_bytes", "Host to device.", cache.loaded_bytes)
-        yield make.count("forebay:saved_bytes", "Device to host.", cache.saved_bytes)
-        yield make.count("forebay:load_seconds", "The link was busy loading.", cache.load_s)
-        yield make.count("forebay:save_seconds", "The link was busy saving.", cache.save_s)
-        yield make.count_by(
-            "forebay:failed_transfers",
-            "Transfers that the link failed or never ended.",
-            "direction",
-            {"load": cache.failed_loads, "save": cache.failed_saves},
-        )
-        yield make.gauge(
-            "forebay:link_stopped", "1 while loads are left out: one hung.", cache.link_stopped
-        )
-        yield make.count("forebay:link_stops", "How often that began.", cache.link_stops)
+        for figure in FIGURES:
+            yield make.figure(figure, cache)
         yield make.count(
             "forebay:layered_starts", "Prompts that started by layer.", cache.layered_starts
         )
@@ -271,20 +247,4 @@ class _EngineCollector(Collector):
             "forebay:layered_hidden_seconds",
             "They computed while the rest of their loads flowed.",
             cache.layered_hidden_s,
-        )
-        yield make.count_by(
-            "forebay:evicted_blocks",
-            "Left the device for others; or gave up the host's, their last, copy.",
-            "tier",
-            {"device": cache.evicted_blocks, "host": cache.given_up_blocks},
-        )
-        yield make.count(
-            "forebay:dropped_dirty_blocks",
-            "Left the device unsaved: lost.",
-            cache.dropped_dirty_blocks,
-        )
-        yield make.gauge(
-            "forebay:quarantined_blocks",
-            "Slots out of use until restart.",
-            cache.quarantined_blocks,
         )

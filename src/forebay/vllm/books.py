@@ -104,15 +104,12 @@ class Books:
         """Counters since the start."""
         return self.account.stats(self._ledger, self._store.counters, self._link)
 
-    def counters(self) -> dict[str, Values]:
-        """All counters of its metrics, by family."""
-        return counted(self.stats(), self.tally, self._hints.outcomes)
-
-    def gauges(self) -> dict[str, Values]:
-        """The gauges of its metrics, as they stand, by family."""
-        gauges = standing(self.stats(), self._store, self._switch.mode, len(self._hints))
+    def figures(self) -> tuple[dict[str, Values], dict[str, Values]]:
+        """The counters of its metrics, and the gauges, as they stand, by family."""
+        stats = self.stats()
+        gauges = standing(stats, self._store, self._switch.mode, len(self._hints))
         gauges["forebay:block_bytes"] = {"": self._settings.block_bytes}
-        return gauges
+        return counted(stats, self.tally, self._hints.outcomes), gauges
 
     def take_load_waits(self) -> list[float]:
         """How long each of the requests that started since the last time waited for loads."""

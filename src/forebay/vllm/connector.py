@@ -208,6 +208,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return None
         books = self._scheduler.books
+        counters, gauges = books.figures()
         samples = {
             "forebay:request_load_wait_seconds": books.take_load_waits(),
             "forebay:scheduler_seconds": self._watch.take(),
@@ -215,8 +216,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return _if_any(
             ForebayStats(
                 {
-                    "counters": self._growth.since(books.counters()),
-                    "gauges": self._growth.changed(books.gauges()),
+                    "counters": self._growth.since(counters),
+                    "gauges": self._growth.changed(gauges),
                     "samples": {name: taken for name, taken in samples.items() if taken},
                 }
             )

@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import TypedDict
 
 from forebay.cache.account import CacheStats
-from forebay.core.ledger import MissReason, PrefetchOutcome, Source
+from forebay.cache.figures import FIGURES
+from forebay.core.ledger import Source
 from forebay.core.modes import Mode
 from forebay.core.slots import SlotState
 from forebay.core.store import Store
@@ -75,37 +76,23 @@ _SLOTS = (
     *("host/used", "host/free"),
 )
 
+_OF_CACHE = tuple(
+    Family(
+        figure.name,
+        Kind.GAUGE if figure.gauge else Kind.COUNTER,
+        figure.text,
+        (figure.label,) if figure.label else (),
+        figure.words,
+    )
+    for figure in FIGURES
+)
+
 FAMILIES = (
-    _counter("forebay:blocks", "Prompt blocks by source.", "source", Source),
+    *_OF_CACHE,
     _counter("forebay:prompt_tokens", "Prompt tokens by source.", "source", Source),
-    _counter("forebay:misses", "Prompt blocks computed, by reason.", "reason", MissReason),
-    _counter("forebay:prefetch_bytes", "Planned bytes by outcome.", "outcome", PrefetchOutcome),
-    Family("forebay:prefetch_open_bytes", Kind.GAUGE, "Planned, without outcome."),
-    _counter("forebay:loaded_bytes", "Host to device."),
-    _counter("forebay:saved_bytes", "Device to host."),
-    _counter("forebay:load_seconds", "The link was busy loading."),
-    _counter("forebay:save_seconds", "The link was busy saving."),
     _counter("forebay:stall_seconds", "No step ran, and only a load lacked."),
     _counter("forebay:settle_seconds", "Steps waited for saves of what they write, all workers."),
     _counter("forebay:steps", "Launches of the model."),
-    Family(
-        "forebay:failed_transfers",
-        Kind.COUNTER,
-        "Transfers that the link failed or never ended.",
-        ("direction",),
-        ("load", "save"),
-    ),
-    Family("forebay:link_stopped", Kind.GAUGE, "1 while loads are left out: one hung."),
-    _counter("forebay:link_stops", "How often that began."),
-    Family(
-        "forebay:evicted_blocks",
-        Kind.COUNTER,
-        "Left the device for others; or gave up the host's, their last, copy.",
-        ("tier",),
-        ("device", "host"),
-    ),
-    _counter("forebay:dropped_dirty_blocks", "Left the device unsaved: lost."),
-    Family("forebay:quarantined_blocks", Kind.GAUGE, "Slots out of use until restart."),
     Family(
         "forebay:slots",
         Kind.GAUGE,
@@ -168,24 +155,14 @@ class Tally:
 
 def counted(cache: CacheStats, tally: Tally, hints: Mapping[HintOutcome, int]) -> dict[str, Values]:
     """All counters as they stand."""
-    return {
-        "forebay:blocks": {each.value: cache.sources[each] for each in Source},
+    own: dict[str, Values] = {
         "forebay:prompt_tokens": {each.value: tally.prompt_tokens[each] for each in Source},
-        "forebay:misses": {each.value: cache.misses[each] for each in MissReason},
-        "forebay:prefetch_bytes": dict(cache.prefetch_bytes),
-        "forebay:loaded_bytes": {"": cache.loaded_bytes},
-        "forebay:saved_bytes": {"": cache.saved_bytes},
-        "forebay:load_seconds": {"": cache.load_s},
-        "forebay:save_seconds": {"": cache.save_s},
         "forebay:stall_seconds": {"": tally.stall_s},
         "forebay:steps": {"": tally.steps},
-        "forebay:failed_transfers": {"load": cache.failed_loads, "save": cache.failed_saves},
-        "forebay:link_stops": {"": cache.link_stops},
-        "forebay:evicted_blocks": {"device": cache.evicted_blocks, "host": cache.given_up_blocks},
-        "forebay:dropped_dirty_blocks": {"": cache.dropped_dirty_blocks},
         "forebay:hints": {each.value: hints[each] for each in HintOutcome},
         "forebay:wishes_ignored": {each.value: tally.ignored[each] for each in Ignored},
     }
+    return _of(cache, gauges=False) | own
 
 
 def standing(cache: CacheStats, store: Store, now: Mode, hints: int) -> dict[str, Values]:
@@ -194,10 +171,7 @@ def standing(cache: CacheStats, store: Store, now: Mode, hints: int) -> dict[str
     known = states[SlotState.CLEAN] + states[SlotState.DIRTY] + states[SlotState.SAVING]
     free, prefetched = device.free, device.prefetch_leased
     idle = max(0, min(known, free) - prefetched)
-    return {
-        "forebay:prefetch_open_bytes": {"": cache.prefetch_open_bytes},
-        "forebay:link_stopped": {"": int(cache.link_stopped)},
-        "forebay:quarantined_blocks": {"": cache.quarantined_blocks},
+    own: dict[str, Values] = {
         "forebay:slots": {
             "device/used": device.slots - free,
             "device/prefetched": prefetched,
@@ -209,6 +183,11 @@ def standing(cache: CacheStats, store: Store, now: Mode, hints: int) -> dict[str
         "forebay:mode": {mode.value: int(mode is now) for mode in Mode},
         "forebay:hints_open": {"": hints},
     }
+    return _of(cache, gauges=True) | own
+
+
+def _of(cache: CacheStats, *, gauges: bool) -> dict[str, Values]:
+    return {each.name: dict(each.values(cache)) for each in FIGURES if each.gauge is gauges}
 
 
 class Growth:
