@@ -292,9 +292,8 @@ class Loads:
         """A load that kept the link busy for `busy_s` is over: who wanted it keeps what came."""
         flight = self._flights.end(completion.id)
         self.link.ended(completion, now_s)
-        done, touched = completion.blocks_done, completion.blocks_touched
-        torn_from = max(done, completion.torn_from)
-        missing = self._store.end_load(completion.id, done, torn_from, touched)
+        done, torn = completion.blocks_done, completion.torn
+        missing = self._store.end_load(completion.id, done, torn)
         if completion.outcome is Outcome.DONE:
             self._rates.moved(completion.bytes, busy_s)
             self._rates.arrived(completion.bytes, now_s - flight.submitted_s)
@@ -307,10 +306,10 @@ class Loads:
             entry = self._line.get(request)
             if entry is not None:
                 self._landed(entry, completion.id, missing, failed=failed)
-        if failed and touched > done:
+        if failed and torn:
             # A copy was begun and went wrong: its source may be at fault. What was never handed
             # to the link is as good as before.
-            self._store.unpublish(int(missing[torn_from - done]))
+            self._store.unpublish(int(missing[torn.start - done]))
         return flight
 
     def _landed(self, entry: Waiting, transfer: int, missing: Ids, *, failed: bool) -> None:

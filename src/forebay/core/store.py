@@ -239,9 +239,9 @@ class Store:
             self.device.stamps(blocks),
         )
 
-    def end_load(self, transfer: int, done: int, torn_from: int, touched: int) -> Ids:
-        """The load ended; its first `done` blocks are in place, those from `torn_from` up to
-        `touched` may be torn.
+    def end_load(self, transfer: int, done: int, torn: range) -> Ids:
+        """The load ended; its first `done` blocks are in place, those at `torn`, behind them, may
+        be torn.
 
         Returns the blocks that did not arrive: they are in host memory still, and leases on them
         mean nothing until they are loaded again.
@@ -250,10 +250,10 @@ class Store:
         self._load_of[blocks] = 0
         arrived, missing = blocks[:done], blocks[done:]
         self.device.move(arrived, SlotState.CLEAN)
-        torn = blocks[max(done, torn_from) : touched]
-        self.device.quarantine(torn)
-        self.counters.quarantined += len(torn)
-        self.device.forget(missing[~np.isin(missing, torn)])
+        torn_blocks = blocks[torn.start : torn.stop]
+        self.device.quarantine(torn_blocks)
+        self.counters.quarantined += len(torn_blocks)
+        self.device.forget(missing[~np.isin(missing, torn_blocks)])
         self.host.unhold(arrived, on_device=True)
         self.host.unhold(missing, on_device=False)
         self._note_moved(missing)

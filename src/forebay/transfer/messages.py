@@ -80,6 +80,11 @@ class Completion:
     """Empty unless the outcome is FAILED."""
     torn_from: int = 0
 
+    @property
+    def torn(self) -> range:
+        """Places of the blocks whose slots must not be used again."""
+        return range(max(self.blocks_done, self.torn_from), self.blocks_touched)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

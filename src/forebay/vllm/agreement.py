@@ -80,15 +80,15 @@ def _together(at: dict[int, Completion]) -> Completion:
     if len(all_) == 1:
         return all_[0]
     done = min(each.blocks_done for each in all_)
-    torn = [each for each in all_ if each.blocks_touched > each.blocks_done]
+    torn = [each.torn for each in all_ if each.torn]
     outcome = Outcome(max(each.outcome for each in all_))
     errors = [f"rank {rank}: {each.error}" for rank, each in sorted(at.items()) if each.error]
     return replace(
         all_[0],
         outcome=outcome,
         blocks_done=done,
-        blocks_touched=max([done, *(each.blocks_touched for each in torn)]),
-        torn_from=min((max(each.blocks_done, each.torn_from) for each in torn), default=done),
+        blocks_touched=max([done, *(each.stop for each in torn)]),
+        torn_from=min((each.start for each in torn), default=done),
         bytes=min(each.bytes for each in all_),
         started_s=min(each.started_s for each in all_),
         finished_s=max(each.finished_s for each in all_),
