@@ -7,7 +7,7 @@ import pytest
 from transfer_rig import BLOCK, LAYERS, PART, MakeRig, Rig
 
 from forebay.errors import LinkTimeoutError, NotIssuedError, ProtocolError
-from forebay.transfer.messages import Direction, Outcome, TransferClass
+from forebay.transfer.messages import Direction, Outcome
 from forebay.transfer.mover import TransferFailedError
 
 ENDS = [2 * PART * (layer + 1) for layer in range(LAYERS)]
@@ -90,25 +90,10 @@ def test_what_cannot_go_by_bands_is_refused(rig: Rig) -> None:
 
 def test_random_loads_leave_the_same_by_bands(rig: Rig) -> None:
     rng = np.random.default_rng(12)
-    device = [rig.device_block(slot) for slot in range(rig.slots)]
-    host = [rig.host[slot].copy() for slot in range(rig.slots)]
-    ids: list[int] = []
-    for _ in range(80):
-        blocks = int(rng.integers(1, 7))
-        sources = rng.integers(0, rig.slots, blocks).tolist()
+
+    def by_bands(id_: int, load: bool) -> None:
         # A slot that is filled twice makes its load go block by block.
-        destinations = rng.integers(0, rig.slots, blocks).tolist()
-        load = bool(rng.integers(0, 3))
-        move = rig.load if load else rig.save
-        kind = TransferClass(int(rng.integers(0, 3)))
-        ids.append(move(sources, destinations, transfer_class=kind))
         if load and rng.integers(0, 4):
-            cut = int(rng.integers(1, BLOCK))
-            rig.mover.use_bands([ids[-1]], [cut, BLOCK])
-        pools = (host, device) if load else (device, host)
-        for at, to in zip(sources, destinations, strict=True):
-            pools[1][to] = pools[0][at]
-    assert all(rig.ended(id_) for id_ in ids)
-    for slot in range(rig.slots):
-        np.testing.assert_array_equal(rig.device_block(slot), device[slot])
-        np.testing.assert_array_equal(rig.host[slot], host[slot])
+            rig.mover.use_bands([id_], [int(rng.integers(1, BLOCK)), BLOCK])
+
+    rig.random_moves(rng, 80, by_bands)

@@ -253,22 +253,4 @@ def test_windows_are_recorded_and_bounded(make_rig: MakeRig) -> None:
 
 
 def test_random_transfers_leave_what_one_after_the_other_would(rig: Rig) -> None:
-    rng = np.random.default_rng(11)
-    device = [rig.device_block(slot) for slot in range(rig.slots)]
-    host = [rig.host[slot].copy() for slot in range(rig.slots)]
-    ids: list[int] = []
-    for _ in range(60):
-        blocks = int(rng.integers(1, 7))
-        sources = rng.integers(0, rig.slots, blocks).tolist()
-        destinations = rng.integers(0, rig.slots, blocks).tolist()
-        transfer_class = TransferClass(int(rng.integers(0, 3)))
-        load = bool(rng.integers(0, 2))
-        move = rig.load if load else rig.save
-        ids.append(move(sources, destinations, transfer_class=transfer_class))
-        pools = (host, device) if load else (device, host)
-        for at, to in zip(sources, destinations, strict=True):
-            pools[1][to] = pools[0][at]
-    assert all(rig.ended(id_) for id_ in ids)
-    for slot in range(rig.slots):
-        np.testing.assert_array_equal(rig.device_block(slot), device[slot])
-        np.testing.assert_array_equal(rig.host[slot], host[slot])
+    rig.random_moves(np.random.default_rng(11), 60)

@@ -124,6 +124,36 @@ class Rig:
     def is_issued(self, id_: int, within_s: float = PATIENCE_S) -> bool:
         return self.until(lambda: id_ in self.issued, within_s)
 
+    def random_moves(
+        self,
+        rng: np.random.Generator,
+        count: int,
+        begun: Callable[[int, bool], None] = lambda _id, _load: None,
+    ) -> None:
+        """So many loads and saves of random blocks leave what one after the other would.
+
+        `begun` is told each as soon as it is submitted, and whether it is a load.
+        """
+        device = [self.device_block(slot) for slot in range(self.slots)]
+        host = [self.host[slot].copy() for slot in range(self.slots)]
+        ids: list[int] = []
+        for _ in range(count):
+            blocks = int(rng.integers(1, 7))
+            sources = rng.integers(0, self.slots, blocks).tolist()
+            destinations = rng.integers(0, self.slots, blocks).tolist()
+            load = bool(rng.integers(0, 3))
+            move = self.load if load else self.save
+            kind = TransferClass(int(rng.integers(0, 3)))
+            ids.append(move(sources, destinations, transfer_class=kind))
+            begun(ids[-1], load)
+            pools = (host, device) if load else (device, host)
+            for at, to in zip(sources, destinations, strict=True):
+                pools[1][to] = pools[0][at]
+        assert all(self.ended(id_) for id_ in ids)
+        for slot in range(self.slots):
+            np.testing.assert_array_equal(self.device_block(slot), device[slot])
+            np.testing.assert_array_equal(self.host[slot], host[slot])
+
     def order(self) -> list[int]:
         """Transfers in the order of their windows' start."""
         windows = np.sort(self.mover.windows(), order="start_s")

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
-PROGRAM = Path(__file__).with_name("vllm_run.py")
+PROGRAMS = Path(__file__).parent
 # Little room, so that requests are preempted; one running at a time lets others queue.
 CROWDED = {"max_num_seqs": 4, "num_gpu_blocks_override": 34}
 ONE_BY_ONE = {"max_num_seqs": 1, "num_gpu_blocks_override": 64}
@@ -44,6 +44,20 @@ def requests(seed: int, *, aborts: bool) -> list[dict[str, Any]]:
     ]
 
 
+def ran(program: str, *arguments: object, timeout_s: float) -> str:
+    """What a program beside this file printed; it must end well."""
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
 def served(
     model: Path,
     folder: Path,
@@ -64,15 +78,7 @@ def served(
             }
         )
     )
-    done = subprocess.run(
-        [sys.executable, PROGRAM, model, plan, result],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    ran("vllm_run.py", model, plan, result, timeout_s=280)
     return json.loads(result.read_text())
 
 
@@ -151,16 +157,7 @@ def test_two_workers_that_share_each_block_give_the_same_tokens(tiny_llama: Path
 
 @pytest.mark.timeout(900)
 def test_engines_side_by_side_each_have_host_memory_of_their_own(tiny_llama: Path):
-    done = subprocess.run(
-        [sys.executable, PROGRAM.with_name("vllm_side_by_side.py"), tiny_llama],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(ran("vllm_side_by_side.py", tiny_llama, timeout_s=600).splitlines()[-1])
     assert told["before"] == told["after"]
     # After the reset the engines' own caches had nothing but what was loaded.
     assert told["cached"] == [192] * len(told["cached"])
@@ -169,16 +166,7 @@ def test_engines_side_by_side_each_have_host_memory_of_their_own(tiny_llama: Pat
 @pytest.mark.timeout(600)
 def test_a_worker_that_dies_ends_the_engine_and_leaves_nothing(tiny_llama: Path):
     """LMCache 4980: within the bound of this call, and another engine starts afterwards."""
-    done = subprocess.run(
-        [sys.executable, PROGRAM.with_name("vllm_worker_dies.py"), tiny_llama],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(ran("vllm_worker_dies.py", tiny_llama, timeout_s=400).splitlines()[-1])
     assert told["ended"] != "it did not"
     assert told["left"] == []
     assert told["after"] == told["before"]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -29,9 +28,8 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheTensor,
 )
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm_real import RealScheduler, output_of, request_of
 from vllm_sim_link import ForebayWorker, Link, NoWorker
 
 BLOCK_TOKENS = 16
@@ -84,7 +82,7 @@ class Reply:
         return self.first_s - self.arrived_s
 
 
-class SimEngine:
+class SimEngine(RealScheduler):
     """An engine over `blocks` device blocks that runs when `run` is called.
 
     `connector` is the kv_transfer_config, or None; `late` says that a step's report is made when
@@ -151,16 +149,6 @@ class SimEngine:
         self.steps = 0
         self.busy_s = 0.0
 
-    @property
-    def half(self) -> Any:
-        """Our half in the scheduler."""
-        return self.scheduler.connector.scheduler_half
-
-    @property
-    def pool(self) -> Any:
-        """vLLM's block pool."""
-        return self.scheduler.kv_cache_manager.block_pool
-
     # -- clients ---------------------------------------------------------------------------------
 
     def some(self, count: int) -> list[int]:
@@ -183,16 +171,11 @@ class SimEngine:
     ) -> Reply:
         """A client sends a request now, or at `at_s`; `then` is called with the whole reply."""
         sent_s = self.now_s if at_s is None else at_s
-        sampling = SamplingParams(
-            max_tokens=most,
-            ignore_eos=True,
-            extra_args={"kv_transfer_params": params} if params else None,
-        )
-        request = Request(
-            request_id=f"r{next(self._names)}",
-            prompt_token_ids=prompt,
-            sampling_params=sampling,
-            pooling_params=None,
+        request = request_of(
+            f"r{next(self._names)}",
+            prompt,
+            most,
+            params,
             arrival_time=sent_s,
             priority=priority,
             block_hasher=self._hasher,
@@ -275,12 +258,7 @@ class SimEngine:
 
     def _take(self, output: Any, news: Any) -> None:
         names = list(output.num_scheduled_tokens)
-        done = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=self._sampled(output, names),
-            kv_connector_output=news,
-        )
+        done = output_of(names, self._sampled(output, names), news)
         for outputs in self.scheduler.update_from_output(output, done).values():
             for each in outputs.outputs:
                 self._told(self.replies[each.request_id], each)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
@@ -31,9 +30,10 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheTensor,
 )
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm_real import RealScheduler, output_of, request_of
 
 from forebay.vllm.connector import ForebayConnector
 
@@ -78,7 +78,7 @@ class Asked:
     """The `kv_transfer_params` of the answer."""
 
 
-class ToyEngine:
+class ToyEngine(RealScheduler):
     """An engine over `blocks` device blocks. `lag` steps are scheduled before one's output is in.
 
     `ranks` workers share it; those after the first copy at `late_bytes_per_s` (0: as the first).
@@ -157,11 +157,6 @@ class ToyEngine:
         self.preempted = 0
 
     @property
-    def half(self) -> Any:
-        """Our half in the scheduler."""
-        return self.scheduler.connector.scheduler_half
-
-    @property
     def worker(self) -> Any:
         """The connector in the last worker."""
         return self.workers[-1]
@@ -171,28 +166,11 @@ class ToyEngine:
         """The native core of the last worker's mover, for its hooks."""
         return self.worker.worker_half._mover.core
 
-    @property
-    def pool(self) -> Any:
-        """vLLM's block pool."""
-        return self.scheduler.kv_cache_manager.block_pool
-
     def ask(self, prompt: list[int], most: int, **more: Any) -> Asked:
         """Queue a request for `most` tokens."""
         name = f"r{len(self.asked)}"
         params = more.pop("params", None)
-        sampling = SamplingParams(
-            max_tokens=most,
-            ignore_eos=True,
-            extra_args={"kv_transfer_params": params} if params else None,
-        )
-        request = Request(
-            request_id=name,
-            prompt_token_ids=prompt,
-            sampling_params=sampling,
-            pooling_params=None,
-            block_hasher=self._hasher,
-            **more,
-        )
+        request = request_of(name, prompt, most, params, block_hasher=self._hasher, **more)
         asked = self.asked[name] = Asked(request, prompt, most, tokens=list(prompt))
         self.scheduler.add_request(request)
         return asked
@@ -255,12 +233,7 @@ class ToyEngine:
             worker.wait_for_save()
         news = KVConnectorOutput(kv_connector_worker_meta=worker.build_connector_worker_meta())
         worker.clear_connector_metadata()
-        return ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=sampled,
-            kv_connector_output=news,
-        )
+        return output_of(names, sampled, news)
 
     def _compute(self, output: Any) -> list[list[int]]:
         starts: dict[str, int] = {}
