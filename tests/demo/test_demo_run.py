@@ -16,6 +16,7 @@ from talker import small_talk
 
 from forebay.core.ledger import Source
 from forebay.core.modes import Mode
+from forebay.demo import show
 from forebay.demo.client import ask
 from forebay.demo.report import judge
 from forebay.demo.run import ModeResult, run_mode, throttled_link
@@ -100,6 +101,19 @@ def test_what_a_user_sees(talker: LoadedModel, tmp_path: Path):
     assert ("copy", "prefetch") in kinds
     assert ("step", "decode only") in kinds
     assert (tmp_path / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_on_a_gpu_users_queue_however_fast_it_is(
+    talker: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With pauses longer than a turn each would find its KV where it left it."""
+    monkeypatch.setattr(show, "throttled_link", lambda *_: (0.0, 1e5))  # as a GPU's
+    paused = replace(SMALL, stagger_s=0.3, pause_s=0.2)
+    console = Console(width=120, force_terminal=False)
+    with console.capture() as captured:
+        status = demonstrate(talker, small_talk(), MODES, tmp_path, paused, console)
+    assert status == 0, captured.get()
+    assert "Users come back as soon as they are answered" in captured.get()
 
 
 @pytest.mark.parametrize("modes", [(Mode.LOOK_AHEAD,), (Mode.ASYNCHRONOUS, Mode.RECOMPUTE)])

@@ -289,4 +289,4 @@ def _seen(timeline: Timeline, window: tuple[float, float]) -> str:
         min(s.end_s, end_s) - max(s.start_s, begin_s) for s in spans if s.kind is Kind.WAIT
     )
     held = f"steps are held back for {held_s:.2f} s" if held_s >= 0.005 else "no step is held back"
-    return f"in {end_s - begin_s:.0f} s {_mb(loaded)} MB are loaded, and {held}"
+    return f"in {end_s - begin_s:.2g} s {_mb(loaded)} MB are loaded, and {held}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay.demo.workload import Turn
 from forebay.errors import SettingsError
@@ -26,11 +26,21 @@ class DemoSettings:
     # How much faster a load is than computing the same tokens: the link is slowed down to it. Six
     # to ten were measured end to end for a model of 8 billion weights on one H200 (PCIe 5).
     load_advantage: float = 8.0
+    # A picture of a timeline shows so much: a few turns.
+    picture_s: float = 6.0
 
     def __post_init__(self) -> None:
         for name in ("device_tokens", "answer_tokens", "load_advantage"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} must be positive, not {getattr(self, name)}")
+
+    def on_gpu(self) -> DemoSettings:
+        """The same for a GPU: users begin together and come back at once.
+
+        A turn takes far less time there. With the pauses above each user would find the GPU idle,
+        and the KV still where the last turn left it.
+        """
+        return replace(self, stagger_s=0.0, pause_s=0.0, picture_s=self.picture_s / 10)
 
     def answer_tokens_of(self, turn: Turn) -> int:
         """How long the answer to `turn` is, in every mode."""

@@ -17,7 +17,6 @@ from forebay.demo.settings import DemoSettings
 from forebay.demo.workload import Script, Turn, Workload
 from forebay.engine.models import LoadedModel
 
-_PICTURE_S = 6.0
 _WHAT_COUNTS = (
     "Go by the rows of tokens, bytes and hidden share: the modes ran one after the other, and TTFT "
     "and wall time vary with what else the machine does.\n"
@@ -39,6 +38,8 @@ def demonstrate(
     prompts that cannot work.
     """
     link_bytes_per_s, prefill = throttled_link(loaded, settings)
+    if not link_bytes_per_s:
+        settings = settings.on_gpu()
     console.print(_about_link(link_bytes_per_s, prefill, settings), soft_wrap=True)
     script = Script(workload)
     results = [
@@ -49,7 +50,7 @@ def demonstrate(
     verdict = judge(results)
     for line in verdict.lines():
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    for line in write_timelines(results, out, _PICTURE_S):
+    for line in write_timelines(results, out, settings.picture_s):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     return verdict.exit_status
 
@@ -62,7 +63,8 @@ def _about_link(link_bytes_per_s: float, prefill: float, settings: DemoSettings)
     if not link_bytes_per_s:
         return (
             f"This GPU computes {prefill:,.0f} prompt tokens/s. The link to it is as fast as it "
-            "is: nothing is throttled here, and --load-advantage does not count.\n" + clients
+            "is: nothing is throttled here, and --load-advantage does not count. Users come back "
+            "as soon as they are answered.\n" + clients
         )
     return (
         f"This machine computes {prefill:,.0f} prompt tokens/s. The link between host and device "
