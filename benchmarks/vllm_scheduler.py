@@ -98,7 +98,7 @@ class Load:
         took_s = time.perf_counter() - begin_s
         news = self._news(orders, link)
         begin_s = time.perf_counter()
-        self.half.heard(news)
+        self.half.heard(orders.step, news)
         return (took_s + time.perf_counter() - begin_s) * 1e3
 
     def _news(self, orders: Orders, link: int) -> News:

@@ -88,7 +88,7 @@ def _attach(*, ours: bool) -> None:
         orders = getattr(output.kv_connector_metadata, "orders", None)
         if orders is not None and done.kv_connector_output is None:
             done.kv_connector_output = KVConnectorOutput(
-                kv_connector_worker_meta=ForebayReport(((0, _at_once(orders)),))
+                kv_connector_worker_meta=ForebayReport(orders.step, ((0, _at_once(orders)),))
             )
         return update(self, output, done)
 

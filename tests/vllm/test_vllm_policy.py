@@ -12,6 +12,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 from vllm_sim import BLOCK_TOKENS, Reply, SimEngine
 
 from forebay.core.ledger import MissReason, Source
+from forebay.core.rates import Rates
 from forebay.transfer.messages import Direction
 
 
@@ -124,3 +125,22 @@ def test_a_hit_on_an_idle_engine_starts_with_the_first_step(tmp_path: Path):
     assert sim.half._flights.load_blocks == 999
     sim.run()
     assert len(reply.tokens) == 1
+
+
+def test_a_step_is_timed_by_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """vLLM steps without work while copies run, and drops what such steps have to say."""
+    timed: list[tuple[int, int, float]] = []
+    stepped = Rates.stepped
+
+    def note(self: Rates, prefill: int, decode: int, took_s: float) -> None:
+        timed.append((prefill, decode, took_s))
+        stepped(self, prefill, decode, took_s)
+
+    monkeypatch.setattr(Rates, "stepped", note)
+    sim = engine(tmp_path)
+    prompt = sim.some(16_000)
+    saved(sim, [prompt])
+    sim.ask(prompt, 4)
+    sim.run()
+    assert [each[:2] for each in timed] == [(8192, 0), (7808, 0), (16, 0), (0, 1), (0, 1), (0, 1)]
+    assert [each[2] for each in timed] == pytest.approx(sim.durations, rel=0.25)

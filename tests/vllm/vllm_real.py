@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from vllm import SamplingParams
@@ -43,7 +44,13 @@ def request_of(
 
 
 def output_of(names: list[str], sampled: list[list[int]], news: Any) -> ModelRunnerOutput:
-    """What a worker answers to a step of the requests `names`: their tokens, and `news`."""
+    """What a worker answers to a step of the requests `names`: their tokens, and `news`.
+
+    As in vLLM, a step without requests brings no news that is empty.
+    """
+    if not names:
+        # vLLM's workers send theirs to another process: none has the one that all share.
+        return copy.copy(ModelRunnerOutput.with_kv_conn_output_only(news))
     return ModelRunnerOutput(
         req_ids=names,
         req_id_to_index={name: place for place, name in enumerate(names)},

@@ -148,6 +148,8 @@ class SimEngine(RealScheduler):
         self.open = 0
         self.steps = 0
         self.busy_s = 0.0
+        self.durations: list[float] = []
+        """Of the steps that computed something, in order."""
 
     # -- clients ---------------------------------------------------------------------------------
 
@@ -237,6 +239,7 @@ class SimEngine(RealScheduler):
         self.now_s = self.worker.begin(output, self.now_s)
         if tokens:
             took_s = self._duration(output)
+            self.durations.append(took_s)
             end_s = max(self.now_s, self._gpu_free_s) + took_s
             self._gpu_free_s, self.busy_s = end_s, self.busy_s + took_s
         else:

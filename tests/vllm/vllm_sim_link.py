@@ -163,7 +163,8 @@ class ForebayWorker(NoWorker):
     def __init__(self, link: Link, host_slots: int) -> None:
         super().__init__(link)
         self._host_slots = host_slots
-        self._step = 0
+        self._step, self._idle = 0, False
+        self._slots_told = False
 
     def begin(self, output: Any, now_s: float) -> float:
         """See the class."""
@@ -177,7 +178,7 @@ class ForebayWorker(NoWorker):
         self.link.cancel(orders.cancel, now_s)
         for each in orders.expedite:
             self.link.expedite(each.ids, each.transfer_class, each.deadline_s)
-        self._step = orders.step
+        self._step, self._idle = orders.step, orders.idle
         return now_s
 
     def launched(self, output: Any, end_s: float) -> None:
@@ -189,5 +190,8 @@ class ForebayWorker(NoWorker):
         self.link.advance(now_s)
         ended = tuple(self.link.poll())
         issued = tuple(each.id for each in ended)
-        news = News(Report(issued, ended, 0), self._host_slots)
-        return KVConnectorOutput(kv_connector_worker_meta=ForebayReport(((0, news),)))
+        told = bool(ended) or not self._slots_told
+        news = ((0, News(Report(issued, ended, 0), self._host_slots)),) if told else ()
+        self._slots_told = True
+        meta = ForebayReport(self._step, news) if news or not self._idle else None
+        return KVConnectorOutput(kv_connector_worker_meta=meta)

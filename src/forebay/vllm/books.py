@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from forebay.cache.account import Account, CacheStats
@@ -19,8 +17,6 @@ from forebay.vllm.hints import Hints
 from forebay.vllm.measures import Tally, Values, counted, standing
 from forebay.vllm.records import Record
 
-# More batches than any pipeline of vLLM's has; outputs that never come do not pile up.
-_MOST_UNDER_WAY = 64
 # How much of the slowest step counts one step later.
 _SLOW_MEMORY = 0.95
 
@@ -47,8 +43,10 @@ class Books:
         self._hints = hints
         self.account = Account()
         self.tally = Tally()
-        # Steps whose output has not come: prefill tokens, decode tokens, when they were scheduled.
-        self._under_way: deque[tuple[int, int, float]] = deque(maxlen=_MOST_UNDER_WAY)
+        # Steps with tokens whose output has not come, by number, in order: prefill tokens, decode
+        # tokens, when they were scheduled. Of steps without tokens vLLM drops the output where it
+        # is empty.
+        self._under_way: dict[int, tuple[int, int, float]] = {}
         self._heard_s = 0.0
         self.slow_step_s = 0.0
         """The slowest step, where older ones count for less and less."""
@@ -84,17 +82,20 @@ class Books:
         misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
         misses[MissReason.LAST] += asked - max(found, entry.usable)
 
-    def scheduled(self, step: Step, now_s: float, *, loads_lack: bool) -> None:
-        """vLLM scheduled `step`, while requests lack loads or not."""
-        decode = sum(part.tokens == 1 for part in step.scheduled)
-        self._under_way.append((step.tokens - decode, decode, now_s))
+    def scheduled(self, number: int, step: Step, now_s: float, *, loads_lack: bool) -> None:
+        """vLLM scheduled `step`, of this number, while requests lack loads or not."""
+        if step.tokens:
+            decode = sum(part.tokens == 1 for part in step.scheduled)
+            self._under_way[number] = (step.tokens - decode, decode, now_s)
         self.tally.step(now_s, computes=step.tokens > 0, loads_lack=loads_lack)
 
-    def step_ended(self, now_s: float) -> None:
-        """The output of the oldest step came: how long it took."""
-        if not self._under_way:
+    def step_ended(self, number: int, now_s: float) -> None:
+        """The output of the step of this number came: how long it took, if it computed anything."""
+        for step in [step for step in self._under_way if step < number]:
+            del self._under_way[step]  # outputs come in order: this one's never came
+        if number not in self._under_way:
             return
-        prefill, decode, began_s = self._under_way.popleft()
+        prefill, decode, began_s = self._under_way.pop(number)
         took_s = now_s - max(began_s, self._heard_s)
         self._rates.stepped(prefill, decode, took_s)
         self.slow_step_s = max(took_s, _SLOW_MEMORY * self.slow_step_s)

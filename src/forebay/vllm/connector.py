@@ -44,15 +44,18 @@ class ForebayOrders(KVConnectorMetadata):
 
 @dataclass
 class ForebayReport(KVConnectorWorkerMetadata):
-    """Reports on their way to the scheduler, of one worker or, put together, of several."""
+    """Reports on their way to the scheduler with the output of `step`, of one worker or, put
+    together, of several.
+    """
 
+    step: int
     told: tuple[Ranked, ...]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Reports of the same step, side by side: the scheduler's half counts them."""
         if not isinstance(other, ForebayReport):
             raise ProtocolError(f"a worker of another connector reports: {type(other).__name__}")
-        return ForebayReport(self.told + other.told)
+        return ForebayReport(max(self.step, other.step), self.told + other.told)
 
 
 class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
@@ -156,11 +159,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return ForebayOrders(orders)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """A step's output came."""
+        """A step's output came. That of a step without work only comes if it says something."""
         meta = connector_output.kv_connector_worker_meta
+        if not isinstance(meta, ForebayReport):
+            return
         with self._watch.running():
-            told = meta.told if isinstance(meta, ForebayReport) else ()
-            self.scheduler_half.heard(self._agreement.hear(told) if told else None)
+            news = self._agreement.hear(meta.told) if meta.told else None
+            self.scheduler_half.heard(meta.step, news)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -273,8 +278,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> ForebayReport | None:
         """The end of a step, also of one without work, in which `wait_for_save` is not called."""
-        news = self.worker_half.report()
-        return None if news is None else ForebayReport(((self._rank, news),))
+        worker = self.worker_half
+        news = worker.report()
+        if news is None:
+            return None if worker.idle else ForebayReport(worker.step, ())
+        return ForebayReport(worker.step, ((self._rank, news),))
 
     def shutdown(self) -> None:
         """The process ends."""

@@ -215,7 +215,7 @@ class SchedulerHalf:
         self._hints.expire(now_s)
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
-        self.books.scheduled(step, now_s, loads_lack=self._turns.lack_loads)
+        self.books.scheduled(number, step, now_s, loads_lack=self._turns.lack_loads)
         running = [self._progress(record) for record in self._records.values() if record.running]
         free_run_slots = max(0, self._most_running - len(running))
         self._turns.take(free_run_slots, now_s)
@@ -229,10 +229,10 @@ class SchedulerHalf:
         self._device.load_stamp = number
         return self._mail.post(number, settle, idle=not step.tokens)
 
-    def heard(self, told: News | None) -> None:
-        """A step's output came, with the worker's news, if it has something to say."""
+    def heard(self, step: int, told: News | None) -> None:
+        """The output of the step of this number came, with the worker's news, if there are any."""
         now_s = self._clock()
-        self.books.step_ended(now_s)
+        self.books.step_ended(step, now_s)
         if told is None:
             return
         self._catch_up()

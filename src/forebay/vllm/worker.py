@@ -81,6 +81,16 @@ class WorkerHalf:
         self._torn: set[int] = set()
         self._settled_s = 0.0
 
+    @property
+    def step(self) -> int:
+        """The number of the newest step that began."""
+        return self._step
+
+    @property
+    def idle(self) -> bool:
+        """Whether that step computes nothing."""
+        return self._idle
+
     def begin(self, orders: Orders) -> None:
         """A step is about to start. Waits for saves that read slots which it may write."""
         self.launched()
