@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,17 +12,11 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
-PROGRAMS = Path(__file__).parent
+from vllm_programs import asked, connector, engine_options, ran, served
+
 # Little room, so that requests are preempted; one running at a time lets others queue.
 CROWDED = {"max_num_seqs": 4, "num_gpu_blocks_override": 34}
 ONE_BY_ONE = {"max_num_seqs": 1, "num_gpu_blocks_override": 64}
-ENGINE = {"max_model_len": 512, "max_num_batched_tokens": 128, "block_size": 32}
-CONNECTOR = {
-    "kv_connector": "ForebayConnector",
-    "kv_connector_module_path": "forebay.vllm.connector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"host_bytes": "64MiB"},
-}
 
 
 def requests(seed: int, *, aborts: bool) -> list[dict[str, Any]]:
@@ -34,52 +25,14 @@ def requests(seed: int, *, aborts: bool) -> list[dict[str, Any]]:
     prompts = [[dice.randrange(3, 320) for _ in range(dice.randrange(150, 330))] for _ in range(6)]
     prompts += [[*prompts[place], *prompts[place + 1][:50]] for place in range(4)]
     return [
-        {
-            "name": f"{seed}-{place}",
-            "prompt": prompt,
-            "answer": dice.randrange(50, 120),
-            "abort": 12 + place if aborts and place in (2, 5) else None,
-        }
+        asked(
+            f"{seed}-{place}",
+            prompt,
+            dice.randrange(50, 120),
+            12 + place if aborts and place in (2, 5) else None,
+        )
         for place, prompt in enumerate(prompts)
     ]
-
-
-def ran(program: str, *arguments: object, timeout_s: float) -> str:
-    """What a program beside this file printed; it must end well."""
-    done = subprocess.run(
-        [sys.executable, PROGRAMS / program, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return done.stdout
-
-
-def served(
-    model: Path,
-    folder: Path,
-    rounds: list[dict[str, Any]],
-    engine: dict[str, int],
-    connector: Any,
-    *,
-    apart: bool = False,
-) -> dict[str, Any]:
-    plan, result = folder / "plan.json", folder / "result.json"
-    plan.write_text(
-        json.dumps(
-            {
-                "rounds": rounds,
-                "engine": {**ENGINE, **engine},
-                "connector": connector,
-                "apart": apart,
-            }
-        )
-    )
-    ran("vllm_run.py", model, plan, result, timeout_s=280)
-    return json.loads(result.read_text())
 
 
 def equal_as_far(one: dict[str, list[int]], other: dict[str, list[int]]) -> dict[str, bool]:
@@ -90,14 +43,14 @@ def equal_as_far(one: dict[str, list[int]], other: dict[str, list[int]]) -> dict
 @pytest.mark.timeout(600)
 def test_greedy_tokens_are_those_without_a_connector(tiny_llama: Path, tmp_path: Path):
     with_aborts, plain = requests(1, aborts=True), requests(1, aborts=False)
-    alone = served(tiny_llama, tmp_path, [{"requests": plain}], CROWDED, None)
+    alone = served(tmp_path, [{"requests": plain}], engine_options(tiny_llama, **CROWDED))
     rounds = [
         {"requests": with_aborts},
         {"requests": renamed(plain, "b"), "reset": True},
         {"requests": renamed(with_aborts, "c"), "reset": True},
         {"requests": renamed(plain, "d"), "reset": True, "bring_nothing": True},
     ]
-    ours = served(tiny_llama, tmp_path, rounds, CROWDED, CONNECTOR)
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, **CROWDED))
     right = alone["rounds"][0]
     *kept, broken = (
         equal_as_far(right, {f"1-{name.split('-')[1]}": said for name, said in each.items()})
@@ -113,15 +66,15 @@ def test_greedy_tokens_are_those_without_a_connector(tiny_llama: Path, tmp_path:
 
 @pytest.mark.timeout(600)
 def test_queued_requests_find_their_kv_on_the_device(tiny_llama: Path, tmp_path: Path):
-    asked = requests(2, aborts=False)
+    wanted = requests(2, aborts=False)
     # While it is answered the others queue, and vLLM does not look at them.
-    first = {"name": "first", "prompt": [7] * 200, "answer": 60, "abort": None}
-    alone = served(tiny_llama, tmp_path, [{"requests": asked}], ONE_BY_ONE, None)
+    first = asked("first", [7] * 200, 60)
+    alone = served(tmp_path, [{"requests": wanted}], engine_options(tiny_llama, **ONE_BY_ONE))
     rounds = [
-        {"requests": asked},
-        {"requests": [first, *renamed(asked, "b")], "reset": True},
+        {"requests": wanted},
+        {"requests": [first, *renamed(wanted, "b")], "reset": True},
     ]
-    ours = served(tiny_llama, tmp_path, rounds, ONE_BY_ONE, CONNECTOR)
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, **ONE_BY_ONE))
     before, after = ours["rounds"]
     del after["first"]
     assert before == alone["rounds"][0]
@@ -132,15 +85,15 @@ def test_queued_requests_find_their_kv_on_the_device(tiny_llama: Path, tmp_path:
 
 @pytest.mark.timeout(900)
 def test_two_workers_that_share_each_block_give_the_same_tokens(tiny_llama: Path, tmp_path: Path):
-    asked = requests(4, aborts=False)
+    wanted = requests(4, aborts=False)
     two = {**CROWDED, "tensor_parallel_size": 2}
-    alone = served(tiny_llama, tmp_path, [{"requests": asked}], two, None)
+    alone = served(tmp_path, [{"requests": wanted}], engine_options(tiny_llama, **two))
     rounds = [
         {"requests": requests(4, aborts=True)},
-        {"requests": renamed(asked, "b"), "reset": True},
-        {"requests": renamed(asked, "c"), "reset": True, "bring_nothing": True},
+        {"requests": renamed(wanted, "b"), "reset": True},
+        {"requests": renamed(wanted, "c"), "reset": True, "bring_nothing": True},
     ]
-    ours = served(tiny_llama, tmp_path, rounds, two, CONNECTOR)
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, **two))
     first, second, broken = (
         equal_as_far(
             alone["rounds"][0],
@@ -178,16 +131,27 @@ def test_the_connector_is_found_by_its_name_in_the_engines_own_process(
 ):
     if not any(point.name == "forebay" for point in entry_points(group="vllm.general_plugins")):
         pytest.skip("Forebay is not installed here: `make vllm` does it")
-    named = {name: value for name, value in CONNECTOR.items() if "module" not in name}
-    asked = requests(3, aborts=False)[:3]
-    rounds = [{"requests": asked}, {"requests": asked, "reset": True}]
-    ours = served(tiny_llama, tmp_path, rounds, ONE_BY_ONE, named, apart=True)
+    named = connector()
+    del named["kv_connector_module_path"]
+    wanted = requests(3, aborts=False)[:3]
+    rounds = [{"requests": wanted}, {"requests": wanted, "reset": True}]
+    ours = served(
+        tmp_path,
+        rounds,
+        engine_options(tiny_llama, kv_transfer_config=named, **ONE_BY_ONE),
+        apart=True,
+    )
     first, second = ours["rounds"]
     assert first == second
     # After the reset vLLM's own cache had nothing but what was loaded.
-    whole = sum((len(each["prompt"]) - 1) // 32 * 32 for each in asked)
+    whole = sum((len(each["prompt"]) - 1) // 32 * 32 for each in wanted)
     assert ours["hits"][1] - ours["hits"][0] == whole
 
 
-def renamed(asked: list[dict[str, Any]], letter: str) -> list[dict[str, Any]]:
-    return [{**each, "name": f"{letter}-{place}"} for place, each in enumerate(asked)]
+def with_ours(model: Path, **more: Any) -> dict[str, Any]:
+    """The arguments of an engine with the connector."""
+    return engine_options(model, kv_transfer_config=connector(), **more)
+
+
+def renamed(wanted: list[dict[str, Any]], letter: str) -> list[dict[str, Any]]:
+    return [{**each, "name": f"{letter}-{place}"} for place, each in enumerate(wanted)]

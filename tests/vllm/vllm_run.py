@@ -1,12 +1,12 @@
 """A program that runs vLLM's engine in this process, for the tests: what it serves goes to a file.
 
-    python vllm_run.py MODEL PLAN.json RESULT.json
+    python vllm_run.py PLAN.json RESULT.json
 
-The plan names the connector's configuration (or null), and rounds: each a list of requests with a
-name, a prompt, the tokens to answer, and after how many steps to abort it (or null). Before a round
-the engine may be told to reset its prefix cache, and loads to bring nothing from then on. With
-"apart" the engine runs in a process of its own, as it does for everybody. Workers of a tensor
-parallel engine do so in any case.
+The plan has the engine's arguments, and rounds: each a list of requests with a name, a prompt, the
+tokens to answer, and after how many steps to abort it (or null). Before a round the engine may be
+told to reset its prefix cache ("reset"), what lies in host memory to change places ("swap"), and
+loads to bring nothing from then on ("bring_nothing"). With "apart" the engine runs in a process of
+its own, as it does for everybody. Workers of a tensor parallel engine do so in any case.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from vllm import LLM, SamplingParams
 
 from forebay.transfer.messages import Completion, Direction, Outcome
@@ -100,6 +101,14 @@ def bring_nothing(worker: Any) -> None:
     WorkerHalf.begin = mutant
 
 
+def swap_blocks(worker: Any) -> None:
+    """The other mutant, in a worker: every block in host memory lies where another one was."""
+    transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
+    half = transfer.get_kv_transfer_group().worker_half
+    blocks = half._host._arena.blocks(half._host._slots, half._host._block_bytes)
+    blocks[:] = np.roll(blocks, 1, axis=0)
+
+
 def count_preemptions(scheduler: Any) -> list[str]:
     """Names of requests that vLLM's scheduler preempts from now on."""
     names: list[str] = []
@@ -114,19 +123,10 @@ def count_preemptions(scheduler: Any) -> list[str]:
     return names
 
 
-def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
+def main(plan: dict[str, Any]) -> dict[str, Any]:
     """Serve all rounds of `plan`."""
     fork_workers()
-    llm = LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        dtype=plan.get("dtype", "float32"),
-        enforce_eager=True,
-        seed=0,
-        kv_transfer_config=plan["connector"],
-        disable_log_stats=not plan["apart"],
-        **plan["engine"],
-    )
+    llm = LLM(**plan["engine"], disable_log_stats=not plan["apart"])
     if plan["apart"]:
         return serve_apart(llm, plan["rounds"])
     core = llm.llm_engine.engine_core.engine_core
@@ -135,6 +135,8 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
     for each in plan["rounds"]:
         if each.get("reset"):
             assert llm.reset_prefix_cache()
+        if each.get("swap"):
+            llm.collective_rpc(swap_blocks)
         if each.get("bring_nothing"):
             llm.collective_rpc(bring_nothing)
         rounds.append(serve(llm.llm_engine, each["requests"]))
@@ -147,7 +149,7 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
         "blocks": pool.num_gpu_blocks,
         "preempted": len(preempted),
     }
-    if plan["connector"]:
+    if core.scheduler.connector is not None:
         stats = core.scheduler.connector.scheduler_half.stats()
         result["sources"] = {source.value: count for source, count in stats.sources.items()}
         result["prefetched"] = stats.prefetch_bytes
@@ -155,7 +157,7 @@ def main(model: str, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked_for = json.loads(Path(sys.argv[2]).read_text())
+    asked_for = json.loads(Path(sys.argv[1]).read_text())
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(asked_for["apart"]))
-    done = main(sys.argv[1], asked_for)
-    Path(sys.argv[3]).write_text(json.dumps(done))
+    done = main(asked_for)
+    Path(sys.argv[2]).write_text(json.dumps(done))

@@ -19,32 +19,21 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm_programs import connector, engine_options
 
 PROMPTS = [[(7 * token + seed) % 300 + 5 for token in range(200)] for seed in range(6)]
 
 
 def start(model: str) -> AsyncLLM:
     """Two engines."""
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=model,
-            skip_tokenizer_init=True,
-            dtype="float32",
-            enforce_eager=True,
-            data_parallel_size=2,
-            max_model_len=512,
-            max_num_seqs=2,
-            max_num_batched_tokens=128,
-            block_size=32,
-            num_gpu_blocks_override=64,
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="ForebayConnector",
-                kv_connector_module_path="forebay.vllm.connector",
-                kv_role="kv_both",
-                kv_connector_extra_config={"host_bytes": "64MiB"},
-            ),
-        )
+    options = engine_options(
+        model,
+        data_parallel_size=2,
+        max_num_seqs=2,
+        num_gpu_blocks_override=64,
+        kv_transfer_config=KVTransferConfig(**connector()),
     )
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
 
 
 async def ask(engine: AsyncLLM, name: str, place: int) -> Any:

@@ -2,9 +2,9 @@
 
     python vllm_worker_dies.py MODEL
 
-Its last line is JSON: how the engine ended, which files of /dev/shm it left (but for the queues
-between vLLM's own processes, which go with the program), and the tokens of an engine started after
-it in the same process.
+Its last line is JSON: how the engine ended, which files of /dev/shm it left (but for those by which
+vLLM's own processes talk, which it leaves without us too), and the tokens of an engine started
+after it in the same process.
 """
 
 from __future__ import annotations
@@ -18,34 +18,24 @@ import sys
 from typing import Any
 
 from vllm import LLM, SamplingParams
+from vllm_programs import connector, engine_options
 
 PROMPTS = [[(11 * token + seed) % 300 + 5 for token in range(300)] for seed in range(6)]
 
-VLLM_QUEUE = "psm_"
+VLLMS_OWN = ("psm_", "vllm_dist_")
 
 
 def start(model: str, workers: int) -> LLM:
     """An engine in this process over so many workers."""
-    return LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        seed=0,
+    options = engine_options(
+        model,
         tensor_parallel_size=workers,
-        max_model_len=512,
         max_num_seqs=2,
-        max_num_batched_tokens=128,
-        block_size=32,
         num_gpu_blocks_override=40,
-        kv_transfer_config={
-            "kv_connector": "ForebayConnector",
-            "kv_connector_module_path": "forebay.vllm.connector",
-            "kv_role": "kv_both",
-            # Slow, so that copies are under way.
-            "kv_connector_extra_config": {"host_bytes": "64MiB", "copy_bytes_per_s": 1e6},
-        },
+        # Slow, so that copies are under way.
+        kv_transfer_config=connector(copy_bytes_per_s=1e6),
     )
+    return LLM(**options)
 
 
 def serve(llm: LLM, answer: int) -> list[list[int]]:
@@ -82,7 +72,7 @@ def main(model: str) -> dict[str, Any]:
         ended = type(error).__name__
     core.shutdown()
     there = set(os.listdir("/dev/shm")) - shared
-    left = sorted(name for name in there if not name.startswith(VLLM_QUEUE))
+    left = sorted(name for name in there if not name.startswith(VLLMS_OWN))
     return {"ended": ended, "left": left, "before": before, "after": serve(start(model, 1), 4)}
 
 

@@ -1,0 +1,107 @@
+"""vLLM on one GPU with the connector: KV from host memory gives the tokens of KV on the GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from vllm_programs import asked, connector, engine_options, served
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed", allow_module_level=True)
+
+BLOCK_TOKENS = 16
+# Within a block, at its end and behind it; of one chunk and of several.
+LENGTHS = (17, 32, 33, 100, 255, 256, 257, 700, 1500, 2700)
+ANSWER = 24
+# By the step after which the client of a request is gone.
+ABORTS = {1: 2, 4: 60, 6: 30, 8: 0, 9: 90}
+# One at a time: then a hit runs the same kernels over the same shapes, wherever its KV was.
+ENGINE = {
+    "dtype": "bfloat16",
+    "block_size": BLOCK_TOKENS,
+    "max_num_seqs": 1,
+    "num_gpu_blocks_override": 800,
+    "max_model_len": 4096,
+    "max_num_batched_tokens": 1024,
+    "gpu_memory_utilization": 0.2,
+}
+
+
+def prompts() -> list[list[int]]:
+    dice = random.Random(5)
+    return [[dice.randrange(3, tiny_models.VOCAB) for _ in range(length)] for length in LENGTHS]
+
+
+def round_of(name: str, aborts: dict[int, int] | None = None, **before: bool) -> dict[str, Any]:
+    """All prompts, once."""
+    requests = [
+        asked(f"{name}-{place}", prompt, ANSWER, (aborts or {}).get(place))
+        for place, prompt in enumerate(prompts())
+    ]
+    return {"requests": requests, **before}
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["V1 runner", "V2 runner"])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """What one engine served of all rounds."""
+    folder = tmp_path_factory.mktemp("vllm")
+    model = tiny_models.build("llama", head_dim=128, hidden_size=512, max_position_embeddings=4096)
+    model.to(torch.bfloat16).save_pretrained(folder / "model")
+    rounds = [
+        round_of("cold"),
+        round_of("gpu"),
+        round_of("host", reset=True),
+        round_of("aborted", ABORTS, reset=True),
+        round_of("again", reset=True),
+        round_of("swapped", reset=True, swap=True),
+    ]
+    return served(
+        folder,
+        rounds,
+        engine_options(
+            folder / "model",
+            kv_transfer_config=connector(host_bytes="256MiB", min_load_tokens=0),
+            **ENGINE,
+        ),
+        timeout_s=170,
+        environment={"VLLM_USE_V2_MODEL_RUNNER": request.param},
+    )
+
+
+def tokens(told: dict[str, Any], place: int) -> list[list[int]]:
+    return list(told["rounds"][place].values())
+
+
+@pytest.mark.timeout(200)
+def test_tokens_of_a_host_hit_are_those_of_a_hit_on_the_gpu(told: dict[str, Any]):
+    gpu, host = tokens(told, 1), tokens(told, 2)
+    assert [len(answer) for answer in gpu] == [ANSWER] * len(LENGTHS)
+    assert {
+        length: one == other for length, one, other in zip(LENGTHS, gpu, host, strict=True)
+    } == (dict.fromkeys(LENGTHS, True))
+    found = sum((length - 1) // BLOCK_TOKENS for length in LENGTHS)
+    assert told["sources"]["host"] >= found
+
+
+@pytest.mark.timeout(200)
+def test_aborts_change_no_token_and_leave_nothing(told: dict[str, Any]):
+    gpu, aborted, again = (tokens(told, place) for place in (1, 3, 4))
+    assert any(len(answer) < ANSWER for answer in aborted), "nothing was aborted in time"
+    assert [whole[: len(answer)] for whole, answer in zip(gpu, aborted, strict=True)] == aborted
+    assert all(
+        len(aborted[place]) == ANSWER for place in range(len(LENGTHS)) if place not in ABORTS
+    )
+    assert again == gpu
+    assert told["free"] == told["blocks"] - 1
+
+
+@pytest.mark.timeout(200)
+def test_blocks_that_lie_in_each_others_places_are_noticed(told: dict[str, Any]):
+    gpu, swapped = tokens(told, 1), tokens(told, 5)
+    wrong = [one != other for one, other in zip(gpu, swapped, strict=True)]
+    assert sum(wrong) > len(LENGTHS) // 2, wrong

@@ -1,0 +1,171 @@
+"""`vllm serve` with the connector, by the documentation's command, as its clients see it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+if not any(point.name == "forebay" for point in entry_points(group="vllm.general_plugins")):
+    pytest.skip("Forebay is not installed here: `make vllm` does it", allow_module_level=True)
+
+from byte_tokens import byte_tokenizer
+from vllm_server import VllmServer, documented, until
+
+from forebay.core.ledger import MissReason
+from forebay.vllm.measures import FAMILIES, Kind
+
+pytestmark = pytest.mark.timeout(240)
+BLOCK = 32
+OUTCOMES = {"used", "late", "wasted", "cancelled", "refused", "failed"}
+HOST = ("forebay:prompt_tokens_total", "host")
+
+
+def text(seed: int, letters: int = 200) -> str:
+    """A prompt of so many tokens, which is the same for the same `seed`."""
+    dice = random.Random(seed)
+    return "".join(dice.choice("abcdefghij klmnop") for _ in range(letters))
+
+
+@pytest.fixture(scope="module")
+def mode_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("switch") / "mode"
+
+
+@pytest.fixture(scope="module")
+def server(
+    tiny_llama: Path,
+    mode_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[VllmServer]:
+    byte_tokenizer().save_pretrained(tiny_llama)
+    command = documented(tiny_llama, host_bytes="64MiB", mode_file=str(mode_file), hint_share=0.5)
+    server = VllmServer(command, tmp_path_factory.mktemp("serve"))
+    yield server
+    server.kill()
+
+
+def host_tokens(server: VllmServer, least: float) -> float:
+    """Tokens that came from host memory so far, once they are at least so many."""
+    until(lambda: server.value(*HOST) >= least)
+    return server.value(*HOST)
+
+
+def test_a_prompt_comes_back_from_host_memory(server: VllmServer):
+    before, hits = server.value(*HOST), server.value("vllm:prefix_cache_hits_total")
+    first = server.ask(text(1))
+    server.reset()
+    again = server.ask(text(1))
+    assert again.choices[0].text == first.choices[0].text
+    assert host_tokens(server, before + 192) == before + 192
+    assert server.value("vllm:prefix_cache_hits_total") == hits + 192
+
+
+def test_a_request_keeps_out_of_it(server: VllmServer):
+    saved, before = server.value("forebay:saved_bytes_total"), server.value(*HOST)
+    hidden = server.ask(text(2), no_save=True)
+    server.ask(text(3))
+    until(lambda: server.value("forebay:saved_bytes_total") > saved)
+    server.reset()
+    assert server.ask(text(2)).choices[0].text == hidden.choices[0].text
+    server.reset()
+    server.ask(text(3), no_cache=True)
+    server.reset()
+    server.ask(text(3))
+    assert host_tokens(server, before + 192) == before + 192
+
+
+def test_a_hint_brings_what_its_session_finds(server: VllmServer):
+    server.ask(text(4))
+    server.reset()
+    claimed = server.value("forebay:hints_total", "claimed")
+    word = server.ask(text(4), 1, hint={"eta_s": 30.0, "expiry_s": 20.0})
+    told = word.kv_transfer_params["forebay"]
+    assert told == {"hint": {"found_tokens": 192, "expiry_s": 20.0}}
+    used = server.value("forebay:prefetch_bytes_total", "used")
+    server.ask(text(4) + " and so on")
+    until(lambda: server.value("forebay:hints_total", "claimed") == claimed + 1)
+    assert server.value("forebay:prefetch_bytes_total", "used") > used
+
+
+def test_what_is_not_understood_is_named_and_the_answer_given(server: VllmServer):
+    answer = server.ask(text(5), no_cache="yes", speed=11)
+    assert set(answer.kv_transfer_params["forebay"]["ignored"]) == {"no_cache", "speed"}
+    assert answer.usage.completion_tokens == 8
+    until(lambda: server.value("forebay:wishes_ignored_total", "unknown") >= 1)
+
+
+def test_a_backlog_is_prefetched_and_answered_as_before(server: VllmServer):
+    """Two run at a time, twelve wait; some leave in the middle of their answer."""
+    prompts = [text(seed) for seed in range(10, 22)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        alone = [each.choices[0].text for each in pool.map(server.ask, prompts)]
+        server.reset()
+        used, before = server.value("forebay:prefetch_bytes_total", "used"), server.value(*HOST)
+        leaving = [pool.submit(leave, server, prompt) for prompt in prompts[:3]]
+        again = [each.choices[0].text for each in pool.map(server.ask, prompts)]
+    assert [each.result() for each in leaving] == ["left"] * 3
+    assert again == alone
+    host_tokens(server, before + 192 * 9)
+    assert server.value("forebay:prefetch_bytes_total", "used") > used
+
+
+def leave(server: VllmServer, prompt: str) -> str:
+    """Close the connection at the first token."""
+    with server.client.completions.create(
+        model=server.model, prompt=prompt, max_tokens=200, stream=True
+    ) as stream:
+        for _ in stream:
+            return "left"
+    return "nothing came"
+
+
+def test_metrics_are_those_that_are_documented(server: VllmServer):
+    server.ask(text(6))
+    families = server.families()
+    values = server.metrics()
+    assert set(values["forebay:prefetch_bytes_total"]) == OUTCOMES
+    assert set(values["forebay:misses_total"]) == {reason.value for reason in MissReason}
+    assert values["forebay:misses_total"]["absent"] > 0
+    ours = {name for name in families if name.startswith("forebay:")}
+    # When each series began: prometheus_client's.
+    ours = {name for name in ours if not name.endswith("_created")}
+    assert ours == {family.name for family in FAMILIES}
+    kinds = {family.name: family.kind.value for family in FAMILIES}
+    assert {name: families[name].type for name in ours} == kinds
+    counted = [family.name for family in FAMILIES if family.kind is Kind.COUNTER]
+    assert all(value >= 0 for name in counted for value in values[f"{name}_total"].values())
+
+
+def test_the_off_switch_acts_while_it_serves(server: VllmServer, mode_file: Path):
+    said = server.ask(text(7)).choices[0].text
+    server.reset()
+    mode_file.write_text("b0\n")
+    try:
+        until(lambda: bool(server.ask("on")) and server.value("forebay:mode", "b0") == 1)
+        saved, before = server.value("forebay:saved_bytes_total"), server.value(*HOST)
+        assert server.ask(text(7)).choices[0].text == said
+        server.ask(text(8))
+        server.reset()
+    finally:
+        mode_file.unlink()
+    until(lambda: bool(server.ask("on")) and server.value("forebay:mode", "b4") == 1)
+    assert server.value("forebay:saved_bytes_total") == saved
+    assert server.value(*HOST) == before
+    assert server.ask(text(7)).choices[0].text == said
+    assert host_tokens(server, before + 192) == before + 192
+
+
+def test_it_ends_when_asked_and_leaves_nothing(server: VllmServer):
+    assert len(server.processes()) > 1, "the engine has no process of its own"
+    server.ask(text(9))
+    shared = server.shared()
+    assert server.end() == 0, server.log()[-3000:]
+    until(lambda: not server.processes())
+    assert not [file for file in shared if file.exists()]
+    assert "Traceback" not in server.log()
