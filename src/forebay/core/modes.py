@@ -1,8 +1,8 @@
 """The modes: every opponent of look-ahead is a flag of the same code, not another program.
 
 b0 recompute, b1 load inside the step, b2 load layer by layer under the own prefill, b3 load
-asynchronously from the request's turn on, b4 look ahead over the queue, b5 also over hints, b6 an
-oracle with loads that cost nothing.
+asynchronously from the request's turn on, b4 look ahead over the queue and over hints, b5 over
+hints, b6 an oracle with loads that cost nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _POLICIES: dict[Mode, Policy] = {
 
 _WHY_REFUSED: dict[Mode, str] = {
     Mode.LAYERED: "b3 and b4 load the layers one by one by themselves, when nothing else can run",
-    Mode.HINTS: "it needs a source of hints, and there is none yet",
-    Mode.ORACLE: "it needs loads that cost nothing, which only the replay's virtual clock has",
+    Mode.HINTS: "b4 looks ahead over hints too, wherever somebody gives them",
+    Mode.ORACLE: "it needs loads that cost nothing, which only a virtual clock has",
 }
 
 
