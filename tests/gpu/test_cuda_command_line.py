@@ -21,6 +21,7 @@ from forebay.engine.engine import Engine
 from forebay.engine.models import load_model
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
+from forebay.timeline import Kind, Timeline
 from forebay.transfer.pinned import cuda_devices
 from forebay.tune.run import TuneSettings, tune
 from forebay.tune.steps import StepSizes
@@ -141,13 +142,15 @@ def test_a_gpu_that_is_hidden_is_told_of_its_variable(folder, monkeypatch):
 def test_everything_lies_on_the_second_of_two(folder):
     before = torch.cuda.mem_get_info(0)[0]
     settings = EngineSettings(device="cuda:1", dtype="float32", host_bytes=64 << 20)
-    with Engine(folder, settings) as engine:
+    timeline = Timeline()
+    with Engine(folder, settings, timeline=timeline) as engine:
         assert engine.startup_line.startswith("cuda:1 (")
         places = {tensor.device for tensor in engine.loaded.model.state_dict().values()}
         assert {*places, engine.pool.device} == {torch.device("cuda", 1)}
         requests = engine.generate([prompt(40, seed) for seed in range(6)])
         compare_with_recompute(engine.loaded, requests)
         assert engine.cache.stats().saved_bytes > 0
+    assert Kind.PREFILL_STEP in {span.kind for span in timeline}
     assert before - torch.cuda.mem_get_info(0)[0] < 64 << 20
 
 

@@ -92,7 +92,7 @@ def test_an_engine_s_steps_waits_and_copies_are_the_device_s(mode: Mode):
 
 def test_a_wait_of_the_stream_is_shown_before_its_step_and_a_finished_one_is_not():
     rig = GpuRig(timing=True)
-    trace, timeline = DeviceTrace(rig.mover), Timeline()
+    trace, timeline = DeviceTrace(rig.mover, torch.device("cuda")), Timeline()
     for step, waits in enumerate([True, False], start=1):
         torch.cuda._sleep(50_000_000)  # so that what follows runs behind each other
         trace.wait_begins(expected=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
 
 from forebay.transfer.messages import Completion, Direction, Outcome
 from forebay.vllm.messages import Orders
@@ -74,7 +75,12 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def fork_workers() -> None:
-    """Workers need not import vLLM again, which takes each of them most of a minute."""
+    """Workers need not import vLLM again, which takes each of them most of a minute.
+
+    On a CPU only: with GPUs vLLM forks by itself, or knows why it must not.
+    """
+    if not current_platform.is_cpu():
+        return
     executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
     executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 

@@ -69,7 +69,7 @@ class EngineMemory:
             device_index=index,
             timing=on_gpu and timed,
         )
-        self.trace = DeviceTrace(self.mover) if on_gpu and timed else HostTrace()
+        self.trace = DeviceTrace(self.mover, self.device) if on_gpu and timed else HostTrace()
 
     @property
     def stream(self) -> int:

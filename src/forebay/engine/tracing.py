@@ -81,12 +81,13 @@ class _Open:
 
 
 class DeviceTrace:
-    """The times of a CUDA device, by events on the current stream; `mover` puts them on the host's
-    clock, on which its windows are too. What ended is told of at the next step.
+    """The times of the CUDA device `device`, by events on its current stream; `mover` puts them on
+    the host's clock, on which its windows are too. What ended is told of at the next step.
     """
 
-    def __init__(self, mover: NativeMover) -> None:
+    def __init__(self, mover: NativeMover, device: torch.device) -> None:
         self._mover = mover
+        self._device = device
         self._before_wait: torch.cuda.Event | None = None
         self._wait: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._begin: torch.cuda.Event | None = None
@@ -95,23 +96,23 @@ class DeviceTrace:
 
     def wait_begins(self, *, expected: bool) -> None:
         """See `Trace.wait_begins`."""
-        self._before_wait = _now() if expected else None
+        self._before_wait = self._now() if expected else None
         self._wait = None
 
     def step_begins(self) -> None:
         """See `Trace.step_begins`."""
-        self._begin = _now()
+        self._begin = self._now()
 
     def step_ends(self) -> None:
         """See `Trace.step_ends`."""
-        self._end = _now()
+        self._end = self._now()
 
     def waited(self, timeline: Records, start_s: float, end_s: float, *, in_step: bool) -> None:
         """See `Trace.waited`: in a step the device's events tell how long."""
         if not in_step:
             timeline.wait(start_s, end_s)
         elif self._before_wait is not None:
-            self._wait = (self._before_wait, _now())
+            self._wait = (self._before_wait, self._now())
 
     def stepped(
         self, timeline: Records, number: int, start_s: float, end_s: float, **tokens: int
@@ -136,8 +137,7 @@ class DeviceTrace:
     def _when(self, event: torch.cuda.Event) -> float | None:
         return self._mover.when(event.cuda_event)
 
-
-def _now() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+    def _now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
