@@ -13,6 +13,7 @@
 #include "cuda/cuda_backend.hpp"
 #include "cuda/cuda_bindings.hpp"
 #include "directory/directory_bindings.hpp"
+#include "vllm/vllm_bindings.hpp"
 
 namespace nb = nanobind;
 
@@ -352,4 +353,5 @@ NB_MODULE(_native, module) {
   bind_hooks(core);
   cuda::bind(module);
   bind_directory(module);
+  bind_vllm(module);
 }

@@ -247,3 +247,100 @@ class BlockCounts:
 
         Raises `ProtocolError`, with nothing changed, where there is none to take away.
         """
+
+class SlotBooks:
+    """What lies in the slots of a pool that somebody else owns: where each block is, in which
+    `SlotState` (0 to 5), who leases it and who wants it.
+
+    Blocks are ids below `max_blocks`, slots numbers below `slots`, both in one-dimensional int32
+    arrays; anything else is a `ProtocolError`, with nothing changed. A block is *here* where it has
+    a slot and no copy reads or writes it.
+    """
+
+    def __init__(self, max_blocks: int, slots: int) -> None: ...
+    def settle_in(self, blocks: _Ids, slots: _Ids, state: int) -> None:
+        """Each block is in its slot from now on; what was there is not."""
+
+    def leave(self, blocks: _Ids) -> None:
+        """`blocks` have no slot any more."""
+
+    def move(self, blocks: _Ids, state: int) -> _Ids:
+        """Change the state of `blocks`. Returns those that were being loaded, in order."""
+
+    def relocate(self, block: int, slot: int) -> bool:
+        """`block` is in `slot` now. False, with nothing changed, where another block is."""
+
+    def quarantine(self, slots: int) -> None:
+        """So many slots are out of use for good."""
+
+    def lease(self, blocks: _Ids, prefetch: bool) -> None:
+        """One lease more on each block; `prefetch`: of that kind."""
+
+    def release(self, blocks: _Ids, prefetch: bool) -> _Ids:
+        """One lease less on each block. Returns those that nobody leases now, in order."""
+
+    def promote(self, blocks: _Ids) -> None:
+        """A prefetch lease on each block becomes one of the other kind."""
+
+    def want(self, blocks: _Ids) -> None:
+        """One more wants each block."""
+
+    def unwant(self, blocks: _Ids) -> None:
+        """One less wants each block."""
+
+    def slot_of(self, blocks: _Ids) -> _Ids:
+        """The slot of each block, -1 where it has none."""
+
+    def state(self, blocks: _Ids) -> NDArray[np.int8]:
+        """The state of each block's slot; 0 where it has none."""
+
+    def busy(self, blocks: _Ids) -> NDArray[np.bool_]:
+        """Whether a copy reads or writes each block."""
+
+    def leases(self, blocks: _Ids) -> _Ids:
+        """Leases on each block, of both kinds."""
+
+    def wanted(self, blocks: _Ids) -> NDArray[np.bool_]:
+        """Whether somebody wants each block."""
+
+    def blocks_in(self, slots: _Ids) -> _Ids:
+        """The blocks in `slots`, in order; slots in which none is are left out."""
+
+    def all_blocks(self) -> _Ids:
+        """All blocks that are in a slot."""
+
+    def in_state(self, state: int) -> int:
+        """Slots in that state; of those that are FREE it knows none."""
+
+    @property
+    def known(self) -> int:
+        """Slots in any state but FREE."""
+
+    @property
+    def leased_here(self) -> int:
+        """Leased blocks that are here."""
+
+    @property
+    def wanted_here(self) -> int:
+        """Wanted blocks that are here and not leased."""
+
+    @property
+    def prefetch_leased(self) -> int:
+        """Blocks under at least one prefetch lease."""
+
+class FreeQueue:
+    """vLLM's queue of free blocks. `queue` is vLLM's, `blocks` all blocks of its pool."""
+
+    def __init__(self, queue: object, blocks: object) -> None: ...
+    def first(self, count: int) -> _Ids:
+        """The ids of the first `count` (or all), in the order in which they are handed out."""
+
+    def spare(self, books: SlotBooks, count: int, most: int, wanted_too: bool) -> int:
+        """Move blocks that are leased, or, if `wanted_too`, wanted, to the tail, in their order,
+        until `count` others stand in front; of `most` blocks at most.
+
+        Returns how many others stand in front now, at most `count`.
+        """
+
+    def ids(self, blocks: object) -> _Ids:
+        """The ids of a list of blocks."""

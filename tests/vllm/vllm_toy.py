@@ -325,12 +325,13 @@ def assert_nothing_left(engine: ToyEngine) -> None:
     assert not half._records
     assert not half._by_id
     assert not half._turns.lack_loads
-    assert half._device._leases.held == 0
+    everything = np.arange(half._store.max_blocks, dtype=np.int32)
+    assert not half._device.leases(everything).any()
     assert half._device.prefetch_leased == 0
-    assert half._device._wanted.held == 0
-    assert (half._device._leased_here, half._device._wanted_here) == (0, 0)
+    assert not half._device.wanted(everything).any()
+    assert (half._device._books.leased_here, half._device._books.wanted_here) == (0, 0)
     half._store.directory.check()
-    assert not half._store.host.held(np.arange(half._store.max_blocks, dtype=np.int32)).any()
+    assert not half._store.host.held(everything).any()
 
 
 def prompt_of(seed: int, length: int) -> list[int]:

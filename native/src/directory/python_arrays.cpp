@@ -15,7 +15,9 @@ namespace forebay {
 namespace {
 
 template <typename Value>
-constexpr const char* kTypeName = std::is_same_v<Value, std::uint8_t> ? "bool_" : "int32";
+constexpr const char* kTypeName = std::is_same_v<Value, std::uint8_t>  ? "bool_"
+                                  : std::is_same_v<Value, std::int8_t> ? "int8"
+                                                                       : "int32";
 
 // In the buffer protocol's words; the second is what C calls it on some machines.
 template <typename Value>
@@ -95,5 +97,6 @@ template class ArrayArgument<std::int32_t>;
 template class ArrayArgument<std::uint8_t>;
 template class ArrayResult<std::int32_t>;
 template class ArrayResult<std::uint8_t>;
+template class ArrayResult<std::int8_t>;
 
 }  // namespace forebay

@@ -52,6 +52,7 @@ class ArrayResult {
 
 using IdsResult = ArrayResult<std::int32_t>;
 using FlagsResult = ArrayResult<std::uint8_t>;
+using StatesResult = ArrayResult<std::int8_t>;
 
 inline nanobind::object ids_of(const std::vector<std::int32_t>& ids) {
   return IdsResult(std::span(ids)).array();

@@ -19,7 +19,7 @@ TRIED = ((0, 26), (0, 32), (0, 33))
 GROUP = 0
 """The one KV-cache group that is supported."""
 
-_GROUP_BYTES = 4
+_GROUP_KEY = GROUP.to_bytes(4, "big")
 """What vLLM appends to a block's hash to name its group."""
 
 
@@ -35,11 +35,6 @@ class Block(Protocol):
         """The hash under which it is cached, followed by its group."""
         ...
 
-    @property
-    def next_free_block(self) -> Block | None:
-        """The next one of the free queue."""
-        ...
-
 
 class BlockPool(Protocol):
     """vLLM's `BlockPool`: ids from 0, of which 0 stands for no block."""
@@ -51,6 +46,9 @@ class BlockPool(Protocol):
     null_block: Block
     metrics_collector: Any
     free_block_queue: Any
+    """Of blocks that are linked by `prev_free_block` and `next_free_block`, between two ends,
+    `fake_free_list_head` and `fake_free_list_tail`."""
+    cached_block_hash_to_block: Any
 
     def get_new_blocks(self, num_blocks: int) -> list[Block]:
         """Take blocks from the head of the free queue; what was cached in them is gone."""
@@ -60,18 +58,8 @@ class BlockPool(Protocol):
         """Give a reference back on each; cached ones go to the tail of the free queue."""
         ...
 
-    def touch(self, blocks: Sequence[Block]) -> None:
-        """Take a reference on each."""
-        ...
-
     def get_num_free_blocks(self) -> int:
         """Blocks without a reference."""
-        ...
-
-    def get_cached_block(
-        self, block_hash: bytes, kv_cache_group_ids: list[int]
-    ) -> list[Block] | None:
-        """A block that holds this content, in each group."""
         ...
 
     def cache_full_blocks(
@@ -183,9 +171,19 @@ def version_of(text: str) -> tuple[int, int] | None:
 def missing_parts(pool: BlockPool) -> list[str]:
     """Parts of the block pool that this needs and that are not there, by name."""
     names = ["blocks", "null_block", "metrics_collector", "free_block_queue", "hash_block_size"]
-    names += ["get_new_blocks", "free_blocks", "touch", "get_num_free_blocks"]
-    names += ["get_cached_block", "cache_full_blocks"]
-    return [name for name in names if not hasattr(pool, name)]
+    names += ["cached_block_hash_to_block", "get_new_blocks", "free_blocks", "get_num_free_blocks"]
+    names += ["cache_full_blocks"]
+    missing = [name for name in names if not hasattr(pool, name)]
+    if "free_block_queue" not in missing:
+        ends = ("fake_free_list_head", "fake_free_list_tail")
+        missing += [name for name in ends if not hasattr(pool.free_block_queue, name)]
+    if "cached_block_hash_to_block" not in missing:
+        by_hash = pool.cached_block_hash_to_block
+        missing += [] if hasattr(by_hash, "get_one_block") else ["get_one_block"]
+    if "null_block" not in missing:
+        parts = ("block_id", "ref_cnt", "block_hash", "prev_free_block", "next_free_block")
+        missing += [name for name in parts if not hasattr(pool.null_block, name)]
+    return missing
 
 
 def frees_idle(vllm_config: Any) -> bool:
@@ -199,29 +197,13 @@ def frees_idle(vllm_config: Any) -> bool:
 def hash_of(block: Block) -> bytes | None:
     """The hash of the content under which `block` is cached; None if it is not."""
     key = block.block_hash
-    return None if key is None else key[:-_GROUP_BYTES]
+    return None if key is None else key[: -len(_GROUP_KEY)]
 
 
-def cached_block(pool: BlockPool, content: bytes) -> Block | None:
-    """A block of `pool` that holds `content`."""
-    found = pool.get_cached_block(content, [GROUP])
-    return found[0] if found else None
-
-
-def next_free(pool: BlockPool, count: int) -> list[Block]:
-    """The first `count` blocks of the free queue, in the order in which they are handed out."""
-    found: list[Block] = []
-    block = pool.free_block_queue.fake_free_list_head.next_free_block
-    while len(found) < count and block is not None and block.block_id >= 0:
-        found.append(block)
-        block = block.next_free_block
-    return found
-
-
-def to_tail(pool: BlockPool, blocks: Sequence[Block]) -> None:
-    """Free blocks with content go to the tail of the free queue, the last of them last."""
-    pool.touch(blocks)
-    pool.free_blocks(blocks)
+def cached_blocks(pool: BlockPool, contents: Iterable[bytes]) -> list[Block | None]:
+    """For each of `contents` a block of `pool` that holds it."""
+    find = pool.cached_block_hash_to_block.get_one_block
+    return [find(content + _GROUP_KEY) for content in contents]
 
 
 def cache_run(
@@ -237,14 +219,19 @@ class HandedOut:
     """Takes note of every block that vLLM's pool hands out, and of resets of its cache.
 
     It is the pool's collector of residency metrics, which is told of both in all versions, and
-    passes everything on to the one that was there.
+    passes everything on to the one that was there. vLLM calls it for each block, so the calls are
+    the cheapest there are.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self._ids: list[int] = []
-        self._accessed = 0
+        self._blocks: list[Block] = []
         self._reset = False
+        note: Callable[[Block], None] = self._blocks.append
+        self.on_block_evicted = note if inner is None else self._note_and_tell
+        """Called for each block handed out, whatever was in it, before its hash is dropped."""
+        self.on_block_allocated = _nothing if inner is None else inner.on_block_allocated
+        self.on_block_accessed = _nothing if inner is None else inner.on_block_accessed
 
     @classmethod
     def watch(cls, pool: BlockPool) -> HandedOut:
@@ -253,34 +240,23 @@ class HandedOut:
         pool.metrics_collector = watch
         return watch
 
-    def take(self) -> tuple[list[int], int, bool]:
-        """Since the last time: ids handed out, in order, how many found blocks were taken, and
-        whether the cache was reset.
-        """
-        taken = self._ids, self._accessed, self._reset
-        self._ids, self._accessed, self._reset = [], 0, False
+    def take(self) -> tuple[list[Block], bool]:
+        """The blocks handed out since the last time, in order, and whether the cache was reset."""
+        taken = self._blocks.copy(), self._reset
+        self._blocks.clear()
+        self._reset = False
         return taken
-
-    def on_block_evicted(self, block: Block) -> None:
-        """Called for each block handed out, whatever was in it, before its hash is dropped."""
-        self._ids.append(block.block_id)
-        self._tell("on_block_evicted", block)
-
-    def on_block_allocated(self, block: Block) -> None:
-        """Passed on."""
-        self._tell("on_block_allocated", block)
-
-    def on_block_accessed(self, block: Block) -> None:
-        """Called for each block found and taken, free or not."""
-        self._accessed += 1
-        self._tell("on_block_accessed", block)
 
     def reset(self) -> None:
         """The prefix cache was reset: nothing is found in it any more."""
         self._reset = True
-        self._tell("reset")
-
-    def _tell(self, name: str, *arguments: object) -> None:
         if self._inner is not None:
-            told: Callable[..., None] = getattr(self._inner, name)
-            told(*arguments)
+            self._inner.reset()
+
+    def _note_and_tell(self, block: Block) -> None:
+        self._blocks.append(block)
+        self._inner.on_block_evicted(block)
+
+
+_nothing: Callable[[Block], object] = id
+"""Of what is called with one object, and changes nothing, the quickest."""

@@ -12,13 +12,12 @@ books until its save has ended, and whoever owns the books has that save ended b
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay._native import BlockCounts
+from forebay._native import FreeQueue, SlotBooks
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
 from forebay.core.device_pool import LeaseKind
 from forebay.core.slots import SlotState
@@ -29,9 +28,7 @@ from forebay.vllm.adapter import (
     HandedOut,
     VllmRequest,
     cache_run,
-    cached_block,
-    next_free,
-    to_tail,
+    cached_blocks,
 )
 
 # How many steps a look at the head of vLLM's queue is to last.
@@ -60,20 +57,12 @@ class VllmDevicePool:
         self._kept_free = kept_free
         self._frees_idle = frees_idle
         self._watch = HandedOut.watch(pool)
-        self._slot: Ids = np.full(max_blocks, -1, np.int32)
-        self._block_in: Ids = np.full(pool.num_gpu_blocks, -1, np.int32)
-        self._state: NDArray[np.int8] = np.zeros(max_blocks, np.int8)
+        self._queue = FreeQueue(pool.free_block_queue, pool.blocks)
+        self._books = SlotBooks(max_blocks, pool.num_gpu_blocks)
         self._stamp: Steps = np.zeros(max_blocks, np.int64)
         self._content: dict[int, bytes] = {}
-        self._leases = BlockCounts(max_blocks, "a lease")
-        self._prefetch = BlockCounts(max_blocks, "a prefetch lease")
-        self._wanted = BlockCounts(max_blocks, "protection")
-        self._leased_here = 0
-        self._wanted_here = 0
-        # So many at the head of vLLM's free queue are known to be under no lease.
-        self._unleased_head = 0
-        self._in_state = np.zeros(len(SlotState), np.int64)
         self._offered: tuple[Ids, Sequence[bytes]] = (EMPTY_IDS, ())
+        # Whose prompt a load is for, by its first block.
         self._loaded_for: dict[int, VllmRequest] = {}
         self._lost: list[int] = []
         self._handed: list[int] = []
@@ -92,9 +81,8 @@ class VllmDevicePool:
         self._loaded_for.clear()
 
     def loads_for(self, request: VllmRequest, blocks: Ids) -> None:
-        """`blocks`, being loaded, are of the prompt of `request`: so vLLM will find them."""
-        for block in blocks.tolist():
-            self._loaded_for[block] = request
+        """One load brings `blocks`, of the prompt of `request`: so vLLM will find them."""
+        self._loaded_for[int(blocks[0])] = request
 
     def catch_up(self) -> Ids:
         """Take note of what vLLM did with its pool.
@@ -102,16 +90,17 @@ class VllmDevicePool:
         Returns the blocks that lost their slot by it, in the order in which vLLM gave them up.
         Where vLLM has the same content in another slot, the block is there now.
         """
-        ids, accessed, reset = self._watch.take()
-        self._handed += ids
-        self._unleased_head -= len(ids) + accessed
+        handed, reset = self._watch.take()
         if reset:
-            self._lost += self._block_in[self._block_in >= 0].tolist()
-        self._lost += self._blocks_in(np.array(ids, np.int32)).tolist()
+            self._lost += self._books.all_blocks().tolist()
+        if handed:
+            slots = self._queue.ids(handed)
+            self._handed += slots.tolist()
+            self._lost += self._books.blocks_in(slots).tolist()
         if not self._lost:
             return EMPTY_IDS
         lost = np.array(list(dict.fromkeys(self._lost)), np.int32)
-        saving = self._state[lost] == SlotState.SAVING
+        saving = self._books.state(lost) == SlotState.SAVING
         self._lost = lost[saving].tolist()
         return self._vacate(lost[~saving])
 
@@ -122,11 +111,8 @@ class VllmDevicePool:
 
     def guard(self, count: int) -> None:
         """Put leased blocks among the next `count` that vLLM would hand out to the tail."""
-        if self._leased_here and self._unleased_head < count:
-            found = next_free(self._pool, _GUARDED_STEPS * count)
-            leased = self._spared(_ids(found), protected=True)
-            self._to_tail(found, leased)
-            self._unleased_head = len(found) - int(np.count_nonzero(leased))
+        if self._books.leased_here:
+            self._queue.spare(self._books, count, _GUARDED_STEPS * count, wanted_too=False)
 
     def content_of(self, block: int) -> bytes:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""
@@ -141,22 +127,22 @@ class VllmDevicePool:
     @property
     def free(self) -> int:
         # Not those that vLLM has free with content in them.
-        known = int(self._in_state.sum())
-        return max(0, min(self._pool.get_num_free_blocks(), self.slots - known))
+        return max(0, min(self._pool.get_num_free_blocks(), self.slots - self._books.known))
 
     @property
     def quarantined(self) -> int:
-        return int(self._in_state[SlotState.QUARANTINED])
+        return self._books.in_state(SlotState.QUARANTINED)
 
     def obtainable(self, *, protected: bool) -> int:
         # Leased or wanted blocks that vLLM has in use are not free to begin with: that this counts
         # them too errs towards loading later.
-        spared = self._leased_here + (0 if protected else self._wanted_here)
+        books = self._books
+        spared = books.leased_here + (0 if protected else books.wanted_here)
         return max(0, self._pool.get_num_free_blocks() - self._kept_free - spared)
 
     def fits(self, path: Ids) -> bool:
         """Whether blocks of `path` that nobody uses have room, were all leases given back."""
-        here = self._vllm_blocks(path[self._slot.take(path) >= 0])
+        here = self._vllm_blocks(path[self._books.slot_of(path) >= 0])
         unused = len(path) - sum(block.ref_cnt > 0 for block in here)
         return unused <= self._pool.get_num_free_blocks() - self._kept_free
 
@@ -169,47 +155,47 @@ class VllmDevicePool:
             raise ProtocolError(
                 f"{len(blocks)} blocks need as many slots, {len(slots)} are offered"
             )
-        ousted = self._blocks_in(slots)
-        ousted = ousted[~self.busy(ousted)]
-        self._leave(ousted)
+        ousted = self._books.blocks_in(slots)
+        if len(ousted):
+            ousted = ousted[~self._books.busy(ousted)]
+            self._books.leave(ousted)
         self._content.update(zip(blocks.tolist(), contents, strict=True))
-        self._settle_in(blocks, slots, state)
+        self._books.settle_in(blocks, slots, state)
         return ousted
 
     def forget(self, blocks: Ids) -> None:
-        loading = blocks[self._state[blocks] == SlotState.LOADING]
+        loading = blocks[self._books.state(blocks) == SlotState.LOADING]
         given_back = self._vllm_blocks(loading)
-        self._leave(blocks)
+        self._disown(loading)
+        self._books.leave(blocks)
         self._pool.free_blocks(reversed(given_back))
 
     def quarantine(self, blocks: Ids) -> None:
         # vLLM's reference on them stays: the pool never hands them out again.
-        self._leave(blocks)
-        self._in_state[SlotState.QUARANTINED] += len(blocks)
+        self._disown(blocks)
+        self._books.leave(blocks)
+        self._books.quarantine(len(blocks))
 
     # -- where blocks are, and in what state -----------------------------------------------------
 
     def slot_of(self, blocks: Ids) -> Ids:
-        return self._slot.take(blocks)
+        return self._books.slot_of(blocks)
 
     def state(self, blocks: Ids) -> NDArray[np.int8]:
-        return self._state.take(blocks)
+        return self._books.state(blocks)
 
     def counts(self) -> dict[SlotState, int]:
-        counts = {state: int(self._in_state[state]) for state in SlotState}
+        counts = {state: self._books.in_state(state) for state in SlotState}
         counts[SlotState.FREE] = self.slots - sum(counts.values())
         return counts
 
     def busy(self, blocks: Ids) -> NDArray[np.bool_]:
-        state = self._state.take(blocks)
-        return (state == SlotState.LOADING) | (state == SlotState.SAVING)
+        return self._books.busy(blocks)
 
     def move(self, blocks: Ids, state: SlotState) -> None:
-        loaded = self._state[blocks] == SlotState.LOADING
-        with self._changing(blocks):
-            self._set_state(blocks, state)
-        if loaded.any():
-            self._land(blocks[loaded])
+        loaded = self._books.move(blocks, state)
+        if len(loaded):
+            self._land(loaded)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -225,194 +211,110 @@ class VllmDevicePool:
     # -- who keeps them --------------------------------------------------------------------------
 
     def touch(self, blocks: Ids, kind: LeaseKind) -> None:
-        before = self._leased_here
-        with self._changing(blocks):
-            self._leases.add(blocks)
-            if kind is LeaseKind.PREFETCH:
-                self._prefetch.add(blocks)
-        if self._leased_here > before:
-            self._unleased_head = 0
+        self._books.lease(blocks, kind is LeaseKind.PREFETCH)
 
     def promote(self, blocks: Ids) -> None:
-        self._prefetch.take_away(blocks)
+        self._books.promote(blocks)
 
     def release(self, blocks: Ids, kind: LeaseKind, step: int) -> Ids:
-        with self._changing(blocks):
-            if kind is LeaseKind.PREFETCH:
-                self._prefetch.take_away(blocks)
-            return self._leases.take_away(blocks)
+        return self._books.release(blocks, kind is LeaseKind.PREFETCH)
 
     def leases(self, blocks: Ids) -> NDArray[np.int32]:
-        return self._leases.of(blocks)
+        return self._books.leases(blocks)
 
     @property
     def prefetch_leased(self) -> int:
-        return self._prefetch.held
+        return self._books.prefetch_leased
 
     def publish(self, blocks: Ids) -> None:
         """vLLM's queue has them already."""
 
     def protect(self, blocks: Ids) -> None:
-        with self._changing(blocks):
-            self._wanted.add(blocks)
+        self._books.want(blocks)
 
     def unprotect(self, blocks: Ids) -> None:
-        with self._changing(blocks):
-            self._wanted.take_away(blocks)
+        self._books.unwant(blocks)
 
     def wanted(self, blocks: Ids) -> NDArray[np.bool_]:
-        return self._wanted.any(blocks)
+        return self._books.wanted(blocks)
 
     def next_victims(self, count: int) -> Ids:
-        blocks = self._blocks_in(_ids(next_free(self._pool, count)))
-        return blocks[~self.busy(blocks)]
+        blocks = self._books.blocks_in(self._queue.first(count))
+        return blocks[~self._books.busy(blocks)]
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _allocate_for_load(self, blocks: Ids, protected: bool) -> Ids | None:
         count = len(blocks)
-        if count > self.obtainable(protected=protected) or not self._make_way(count, protected):
+        if count > self.obtainable(protected=protected):
             return None
-        slots = _ids(self._pool.get_new_blocks(count))
+        most = self._pool.get_num_free_blocks()
+        if self._queue.spare(self._books, count, most, wanted_too=not protected) < count:
+            return None
+        slots = self._queue.ids(self._pool.get_new_blocks(count))
         lost = self.catch_up()
-        self._settle_in(blocks, slots, SlotState.LOADING)
+        self._books.settle_in(blocks, slots, SlotState.LOADING)
         self._stamp.put(blocks, 0 if self._frees_idle else self.load_stamp)
         return lost
 
-    def _make_way(self, count: int, protected: bool) -> bool:
-        """See to it that the next `count` of vLLM's free queue may be taken."""
-        most = count + self._leased_here + (0 if protected else self._wanted_here)
-        # What is to be spared stands at the tail, as a rule, and there may be much of it.
-        look = count
-        while True:
-            found = next_free(self._pool, min(look, most))
-            spared = self._spared(_ids(found), protected)
-            if len(found) - int(np.count_nonzero(spared)) >= count:
-                break
-            if look >= most:
-                return False
-            look *= 2
-        reach = int(np.searchsorted(np.cumsum(~spared), count)) + 1
-        self._to_tail(found[:reach], spared[:reach])
-        return True
-
-    def _spared(self, slots: Ids, protected: bool) -> NDArray[np.bool_]:
-        """Which of these free slots a load does not take."""
-        blocks = self._block_in.take(slots)
-        known = np.maximum(blocks, 0)
-        kept = self._leases.any(known)
-        if not protected:
-            kept = kept | self._wanted.any(known)
-        return kept & (blocks >= 0)
-
-    def _to_tail(self, found: Sequence[Block], which: NDArray[np.bool_]) -> None:
-        moved = [found[place] for place in np.flatnonzero(which).tolist()]
-        if moved:
-            to_tail(self._pool, moved)
-
     def _land(self, blocks: Ids) -> None:
-        """Loads brought `blocks` (in the order of their prompt): vLLM may find them from now on."""
+        """A load brought `blocks` (in the order of their prompt): vLLM may find them now."""
         slots = self._vllm_blocks(blocks)
-        request = self._loaded_for.get(int(blocks[0]))
-        places = self._places(request, blocks)
-        for block in blocks.tolist():
-            self._loaded_for.pop(block, None)
-        if request is None or places is None:
+        request = self._loaded_for.pop(int(blocks[0]), None)
+        runs = None if request is None else self._runs(request.block_hashes, blocks)
+        if request is None or runs is None:
             # Nobody can say of which prompt they are: they are given back unnamed.
             self._lost += blocks.tolist()
         else:
-            for first, last in _runs(places):
-                run = slots[first:last]
-                cache_run(self._pool, request, places[first], run, self._block_tokens)
+            for place, first, last in runs:
+                cache_run(self._pool, request, place, slots[first:last], self._block_tokens)
         self._pool.free_blocks(reversed(slots))
 
-    def _places(self, request: VllmRequest | None, blocks: Ids) -> list[int] | None:
-        """Where in the prompt of `request` each of `blocks` is."""
-        if request is None:
-            return None
-        places: list[int] = []
-        hashes, place = request.block_hashes, 0
-        for block in blocks.tolist():
+    def _runs(self, hashes: list[bytes], blocks: Ids) -> list[tuple[int, int, int]] | None:
+        """The runs of `blocks` that follow one another in the prompt of these `hashes`: the place
+        of the first there, and where the run begins and ends in `blocks`.
+        """
+        contents = [self._content[block] for block in blocks.tolist()]
+        runs: list[tuple[int, int, int]] = []
+        first = place = 0
+        while first < len(contents):
             try:
-                place = hashes.index(self._content[block], place)
+                place = hashes.index(contents[first], place)
             except ValueError:
                 return None
-            places.append(place)
-        return places
+            length = _alike(hashes[place : place + len(contents) - first], contents[first:])
+            runs.append((place, first, first + length))
+            place, first = place + length, first + length
+        return runs
 
-    def _vllm_blocks(self, blocks: Ids) -> list[Block]:
-        slots: list[int] = self._slot.take(blocks).tolist()
-        return [self._pool.blocks[slot] for slot in slots]
-
-    def _blocks_in(self, slots: Ids) -> Ids:
-        blocks = self._block_in.take(slots)
-        return blocks[blocks >= 0]
-
-    def _vacate(self, blocks: Ids) -> Ids:
-        """`blocks` are not where they were. Returns those that are nowhere."""
-        gone = [block for block in blocks.tolist() if not self._found_elsewhere(block)]
-        lost = np.array(gone, np.int32)
-        self._leave(lost)
-        return lost
-
-    def _found_elsewhere(self, block: int) -> bool:
-        """Whether vLLM has the content of `block` in a slot of no other block; it is there now."""
-        twin = cached_block(self._pool, self._content[block])
-        if twin is None or self._block_in[twin.block_id] not in (-1, block):
-            return False
-        if self._block_in[self._slot[block]] == block:
-            self._block_in[self._slot[block]] = -1
-        self._slot[block] = twin.block_id
-        self._block_in[twin.block_id] = block
-        # vLLM names a block before the step that fills it, at the latest the next one.
-        self._stamp[block] = max(int(self._stamp[block]), self.load_stamp + 1)
-        return True
-
-    def _settle_in(self, blocks: Ids, slots: Ids, state: SlotState) -> None:
-        with self._changing(blocks):
-            self._slot.put(blocks, slots)
-            self._block_in.put(slots, blocks)
-            self._set_state(blocks, state)
-
-    def _leave(self, blocks: Ids) -> None:
-        with self._changing(blocks):
-            slots = self._slot[blocks]
-            mine = self._block_in[slots] == blocks
-            self._block_in.put(slots[mine], -1)
-            self._slot.put(blocks, -1)
-            self._set_state(blocks, SlotState.FREE)
+    def _disown(self, blocks: Ids) -> None:
         for block in blocks.tolist():
             self._loaded_for.pop(block, None)
 
-    def _set_state(self, blocks: Ids, state: SlotState) -> None:
-        np.subtract.at(self._in_state, self._state[blocks], 1)
-        self._state.put(blocks, state)
-        self._in_state[state] += len(blocks)
-        self._in_state[SlotState.FREE] = 0
+    def _vllm_blocks(self, blocks: Ids) -> list[Block]:
+        slots: list[int] = self._books.slot_of(blocks).tolist()
+        return [self._pool.blocks[slot] for slot in slots]
 
-    @contextmanager
-    def _changing(self, blocks: Ids) -> Generator[None]:
-        """Keep the counts of leased and of wanted blocks right while `blocks` change."""
-        self._count(blocks, -1)
-        yield
-        self._count(blocks, 1)
-
-    def _count(self, blocks: Ids, sign: int) -> None:
-        here = (self._slot.take(blocks) >= 0) & ~self.busy(blocks)
-        leased = self._leases.any(blocks) & here
-        self._leased_here += sign * int(np.count_nonzero(leased))
-        wanted = self._wanted.any(blocks) & here & ~leased
-        self._wanted_here += sign * int(np.count_nonzero(wanted))
-
-
-def _ids(blocks: Sequence[Block]) -> Ids:
-    return np.fromiter((block.block_id for block in blocks), np.int32, len(blocks))
+    def _vacate(self, blocks: Ids) -> Ids:
+        """`blocks` are not where they were. Returns those that are nowhere."""
+        twins = cached_blocks(self._pool, map(self._content.__getitem__, blocks.tolist()))
+        elsewhere = [
+            place
+            for place, twin in enumerate(twins)
+            if twin is not None and self._books.relocate(int(blocks[place]), twin.block_id)
+        ]
+        found = blocks[elsewhere]
+        # vLLM names a block before the step that fills it, at the latest the next one.
+        self._stamp[found] = np.maximum(self._stamp[found], self.load_stamp + 1)
+        lost = np.delete(blocks, elsewhere) if elsewhere else blocks
+        self._books.leave(lost)
+        return lost
 
 
-def _runs(places: Sequence[int]) -> Generator[tuple[int, int]]:
-    """Where runs of adjacent `places` begin and end."""
-    first = 0
-    for last in range(1, len(places) + 1):
-        if last == len(places) or places[last] != places[last - 1] + 1:
-            yield first, last
-            first = last
+def _alike(some: Sequence[bytes], others: Sequence[bytes]) -> int:
+    """How many of both, from the first, are the same."""
+    if some == others:
+        return len(some)
+    pairs = enumerate(zip(some, others, strict=False))
+    differ = (place for place, (one, other) in pairs if one != other)
+    return next(differ, min(len(some), len(others)))

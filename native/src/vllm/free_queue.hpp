@@ -1,0 +1,63 @@
+// vLLM's queue of free blocks: Python objects, each linked to the one before and the one behind.
+//
+// Walked and relinked here because it is long, and looked at in every step. It is vLLM's: what is
+// used of it is listed by `forebay.vllm.adapter`.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "vllm/slot_books.hpp"
+
+namespace forebay {
+
+// An attribute of objects of one class: read at its place in the object where the class has it as a
+// slot, by its name elsewhere.
+class Attribute {
+ public:
+  Attribute(nanobind::handle owner_class, const char* name);
+
+  nanobind::object get(nanobind::handle owner) const;
+  void set(nanobind::handle owner, nanobind::handle value) const;
+
+ private:
+  PyObject*& place(nanobind::handle owner) const {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner.ptr()) + offset_);
+  }
+
+  nanobind::object name_;
+  Py_ssize_t offset_ = 0;
+};
+
+class FreeQueue {
+ public:
+  // `queue` is vLLM's, `blocks` all blocks of its pool by their ids.
+  FreeQueue(nanobind::handle queue, nanobind::handle blocks);
+
+  // The ids of the first `count` free blocks, in the order in which they are handed out.
+  std::vector<std::int32_t> first(std::int64_t count) const;
+
+  // Moves spared blocks to the tail until `count` others stand in front, looking at `most` blocks
+  // at most. Returns how many others stand in front now, `count` at most.
+  std::int64_t spare(const SlotBooks& books, std::int64_t count, std::int64_t most,
+                     bool wanted_too);
+
+  // The ids of a list of blocks.
+  nanobind::object ids(nanobind::handle blocks) const;
+
+ private:
+  std::int32_t id_of(nanobind::handle block) const;
+  nanobind::object next(nanobind::handle block) const;
+  // Puts the blocks from `first` to `last` behind all others.
+  void to_tail(nanobind::handle first, nanobind::handle last);
+
+  nanobind::object head_;
+  nanobind::object tail_;
+  Attribute id_;
+  Attribute before_;
+  Attribute behind_;
+};
+
+}  // namespace forebay

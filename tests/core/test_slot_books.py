@@ -1,0 +1,253 @@
+"""The books over a pool of somebody else's against plain dictionaries, and the queue of free blocks
+against a list.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numpy.typing import NDArray
+
+from forebay._native import FreeQueue, SlotBooks
+from forebay.core.slots import SlotState
+from forebay.errors import ProtocolError, SettingsError
+
+BLOCKS, SLOTS = 9, 6
+
+some_blocks = st.lists(st.integers(0, BLOCKS - 1), unique=True, max_size=5)
+states = st.sampled_from([SlotState.LOADING, SlotState.DIRTY, SlotState.SAVING, SlotState.CLEAN])
+
+
+def ids(values: list[int]) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+class BooksMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.books = SlotBooks(BLOCKS, SLOTS)
+        self.slot: dict[int, int] = {}
+        self.block_in: dict[int, int] = {}
+        self.state: dict[int, SlotState] = {}
+        self.leases: Counter[int] = Counter()
+        self.prefetch: Counter[int] = Counter()
+        self.wants: Counter[int] = Counter()
+
+    @rule(blocks=some_blocks, slots=st.permutations(range(SLOTS)), state=states)
+    def settle_in(self, blocks: list[int], slots: list[int], state: SlotState) -> None:
+        taken = slots[: len(blocks)]
+        self.books.settle_in(ids(blocks), ids(taken), state)
+        for block, slot in zip(blocks, taken, strict=True):
+            self.slot[block], self.block_in[slot], self.state[block] = slot, block, state
+
+    @rule(blocks=some_blocks)
+    def leave(self, blocks: list[int]) -> None:
+        self.books.leave(ids(blocks))
+        for block in blocks:
+            slot = self.slot.pop(block, None)
+            if slot is not None and self.block_in.get(slot) == block:
+                del self.block_in[slot]
+            self.state.pop(block, None)
+
+    @rule(blocks=some_blocks, state=states)
+    def move(self, blocks: list[int], state: SlotState) -> None:
+        known = [block for block in blocks if block in self.slot]
+        loading = [block for block in known if self.state[block] is SlotState.LOADING]
+        assert self.books.move(ids(known), state).tolist() == loading
+        self.state.update(dict.fromkeys(known, state))
+
+    @rule(block=st.integers(0, BLOCKS - 1), slot=st.integers(0, SLOTS - 1))
+    def relocate(self, block: int, slot: int) -> None:
+        if block not in self.slot:
+            return
+        free = self.block_in.get(slot, block) == block
+        assert self.books.relocate(block, slot) == free
+        if free:
+            if self.block_in.get(self.slot[block]) == block:
+                del self.block_in[self.slot[block]]
+            self.slot[block], self.block_in[slot] = slot, block
+
+    @rule(blocks=some_blocks, prefetch=st.booleans())
+    def lease(self, blocks: list[int], prefetch: bool) -> None:
+        self.books.lease(ids(blocks), prefetch)
+        self.leases.update(blocks)
+        self.prefetch.update(blocks if prefetch else [])
+
+    @rule(blocks=some_blocks, prefetch=st.booleans())
+    def release(self, blocks: list[int], prefetch: bool) -> None:
+        counted = self.prefetch if prefetch else self.leases - self.prefetch
+        if any(not counted[block] for block in blocks):
+            if any(not (self.prefetch if prefetch else self.leases)[block] for block in blocks):
+                with pytest.raises(ProtocolError, match="given back twice"):
+                    self.books.release(ids(blocks), prefetch)
+            return
+        self.leases.subtract(blocks)
+        self.prefetch.subtract(blocks if prefetch else [])
+        idle = [block for block in blocks if not self.leases[block]]
+        assert self.books.release(ids(blocks), prefetch).tolist() == idle
+
+    @rule(blocks=some_blocks)
+    def promote(self, blocks: list[int]) -> None:
+        if all(self.prefetch[block] for block in blocks):
+            self.books.promote(ids(blocks))
+            self.prefetch.subtract(blocks)
+
+    @rule(blocks=some_blocks)
+    def want(self, blocks: list[int]) -> None:
+        self.books.want(ids(blocks))
+        self.wants.update(blocks)
+
+    @rule(blocks=some_blocks)
+    def unwant(self, blocks: list[int]) -> None:
+        if all(self.wants[block] for block in blocks):
+            self.books.unwant(ids(blocks))
+            self.wants.subtract(blocks)
+
+    @invariant()
+    def agree(self) -> None:
+        everything = ids(list(range(BLOCKS)))
+        books = self.books
+        assert books.slot_of(everything).tolist() == [self.slot.get(b, -1) for b in range(BLOCKS)]
+        state = [self.state.get(b, SlotState.FREE) for b in range(BLOCKS)]
+        assert books.state(everything).tolist() == state
+        assert books.leases(everything).tolist() == [self.leases[b] for b in range(BLOCKS)]
+        assert books.wanted(everything).tolist() == [self.wants[b] > 0 for b in range(BLOCKS)]
+        copied = (SlotState.LOADING, SlotState.SAVING)
+        assert books.busy(everything).tolist() == [each in copied for each in state]
+        there = [self.block_in[slot] for slot in range(SLOTS) if slot in self.block_in]
+        assert books.all_blocks().tolist() == there
+        assert books.blocks_in(ids(list(range(SLOTS)))).tolist() == there
+        here = [block for block in self.slot if self.state[block] not in copied]
+        leased = [block for block in here if self.leases[block]]
+        assert books.leased_here == len(leased)
+        wanted = [block for block in here if self.wants[block] and not self.leases[block]]
+        assert books.wanted_here == len(wanted)
+        assert books.prefetch_leased == sum(count > 0 for count in self.prefetch.values())
+        assert [books.in_state(each) for each in SlotState][1:] == [
+            sum(known is each for known in self.state.values()) for each in SlotState
+        ][1:]
+        assert books.known == len(self.state)
+
+
+TestBooks = BooksMachine.TestCase
+
+
+def test_a_refused_call_changes_nothing():
+    books = SlotBooks(BLOCKS, SLOTS)
+    books.settle_in(ids([1]), ids([2]), SlotState.CLEAN)
+    books.lease(ids([1]), False)
+    with pytest.raises(ProtocolError, match="given back twice"):
+        books.release(ids([1, 3]), False)
+    with pytest.raises(ProtocolError, match="as many slots"):
+        books.settle_in(ids([1, 3]), ids([2]), SlotState.CLEAN)
+    with pytest.raises(ProtocolError, match="none of the"):
+        books.settle_in(ids([1]), ids([SLOTS]), SlotState.CLEAN)
+    with pytest.raises(ProtocolError, match="no state 6"):
+        books.move(ids([1]), 6)
+    assert (books.leased_here, books.slot_of(ids([1, 3])).tolist()) == (1, [2, -1])
+
+
+@dataclass(slots=True)
+class Slotted:
+    """As vLLM has it: attributes at fixed places."""
+
+    block_id: int
+    prev_free_block: object = None
+    next_free_block: object = None
+
+
+@dataclass
+class Plain:
+    """As another version might have it."""
+
+    block_id: int
+    prev_free_block: object = None
+    next_free_block: object = None
+
+
+class Queue:
+    """A linked list of all of `blocks`."""
+
+    def __init__(self, kind: type[Slotted] | type[Plain], count: int) -> None:
+        self.blocks = [kind(number) for number in range(count)]
+        self.fake_free_list_head, self.fake_free_list_tail = kind(-1), kind(-1)
+        self.relink(self.blocks)
+
+    def relink(self, order: Sequence[Slotted | Plain]) -> None:
+        chain = [self.fake_free_list_head, *order, self.fake_free_list_tail]
+        for one, other in itertools.pairwise(chain):
+            one.next_free_block, other.prev_free_block = other, one
+
+    def forwards(self) -> list[int]:
+        return _walk(self.fake_free_list_head, "next_free_block")
+
+    def backwards(self) -> list[int]:
+        return _walk(self.fake_free_list_tail, "prev_free_block")
+
+
+def _walk(at: object, name: str) -> list[int]:
+    found: list[int] = []
+    while (at := getattr(at, name)) is not None and getattr(at, "block_id") >= 0:  # noqa: B009
+        found.append(getattr(at, "block_id"))  # noqa: B009
+    return found
+
+
+@given(
+    kind=st.sampled_from([Slotted, Plain]),
+    order=st.permutations(range(8)),
+    leased=st.sets(st.integers(0, 7)),
+    wanted=st.sets(st.integers(0, 7)),
+    count=st.integers(0, 9),
+    most=st.integers(0, 20),
+    wanted_too=st.booleans(),
+)
+def test_spared_blocks_go_to_the_tail(
+    kind: type[Slotted] | type[Plain],
+    order: list[int],
+    leased: set[int],
+    wanted: set[int],
+    count: int,
+    most: int,
+    wanted_too: bool,
+):
+    books, queue = SlotBooks(8, 8), Queue(kind, 8)
+    queue.relink([queue.blocks[number] for number in order])
+    books.settle_in(ids(list(range(8))), ids(list(range(8))), SlotState.CLEAN)
+    books.lease(ids(sorted(leased)), True)
+    books.want(ids(sorted(wanted)))
+    spared = leased | wanted if wanted_too else leased
+    free = FreeQueue(queue, queue.blocks)
+    assert free.first(5).tolist() == order[:5]
+    passed = free.spare(books, count, most, wanted_too)
+    now = queue.forwards()
+    assert now == queue.backwards()[::-1] == free.first(8).tolist()
+    others = [number for number in order if number not in spared]
+    seen = [number for number in order[:most] if number not in spared]
+    assert passed == min(count, len(seen))
+    assert now[:passed] == others[:passed]
+    # Nobody overtakes one of the same kind that was looked at.
+    assert [number for number in now if number not in spared] == others
+    assert sorted(now) == list(range(8))
+
+
+def test_what_is_not_as_vllm_has_it_is_refused():
+    queue = Queue(Slotted, 2)
+    with pytest.raises(ProtocolError, match="a list"):
+        FreeQueue(queue, [])
+    queue.fake_free_list_tail = Plain(-1)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(SettingsError, match="other ends"):
+        FreeQueue(queue, queue.blocks)
+    queue = Queue(Slotted, 2)
+    free = FreeQueue(queue, queue.blocks)
+    assert free.ids(queue.blocks[::-1]).tolist() == [1, 0]
+    queue.blocks[1].next_free_block = None
+    with pytest.raises(ProtocolError, match="none behind it"):
+        free.first(3)
