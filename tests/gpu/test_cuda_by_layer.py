@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from oracle import (
     BLOCK_TOKENS,
+    TINY_BLOCK_BYTES,
+    Returning,
     Rig,
     compare_with_recompute,
     greedy,
@@ -17,7 +22,10 @@ from tiny_models import build
 
 from forebay.config import KVLayout
 from forebay.core.modes import Mode
+from forebay.core.requests import Ticket
+from forebay.engine.attention import LayerGate
 from forebay.engine.models import LoadedModel, adopt_model
+from forebay.engine.runner import Chunk
 
 
 def wide() -> LoadedModel:
@@ -26,14 +34,19 @@ def wide() -> LoadedModel:
     return adopt_model(build("llama", **sizes).cuda(), name="wide")
 
 
-def play(rig: Rig, seed: int) -> list:
-    """One request at a time, each with nothing beside it."""
-    rng = np.random.default_rng(seed)
+def slow_to_look_at(rig: Rig, *, link: float) -> None:
+    """Loads look as if they took a while, and computing as if it took longer."""
     for average, value in (
-        (rig.cache.rates.link_bytes_per_s, 1e8),
+        (rig.cache.rates.link_bytes_per_s, link),
         (rig.cache.rates.prefill_tokens_per_s, 1.0),
     ):
         average.value, average.weight = value, 0.0
+
+
+def play(rig: Rig, seed: int) -> list:
+    """One request at a time, each with nothing beside it."""
+    rng = np.random.default_rng(seed)
+    slow_to_look_at(rig, link=1e8)
     prompts = [rng.integers(3, 320, 70) for _ in range(5)]
     requests = []
     for turn in range(15):
@@ -62,27 +75,48 @@ def test_tokens_are_right_while_loads_flow(layout: KVLayout, mode: Mode) -> None
 
 
 @pytest.mark.parametrize("layout", KVLayout)
-def test_a_layer_that_does_not_wait_is_seen(layout: KVLayout) -> None:
-    """The mutant: no band is waited for, on a stream that is ahead of the copies."""
-    loaded = wide()
-    settings = tiny_settings(
+@pytest.mark.parametrize("waits", [True, False], ids=["as it is", "mutant"])
+def test_a_step_that_is_ahead_of_its_copies_is_seen_unless_its_layers_wait(
+    waits: bool, layout: KVLayout
+) -> None:
+    """The lanes are held until the step has begun; the mutant's has run by then."""
+    case = Returning(
+        adopt_model(build("llama").cuda(), name="tiny llama"),
+        patient=False,
         mode=Mode.ASYNCHRONOUS,
         kv_layout=layout,
-        host_bytes=1 << 29,
-        device_tokens=20 * BLOCK_TOKENS,
+        band_bytes=TINY_BLOCK_BYTES // 3,
         check_blocks=False,
     )
-    with Rig(loaded, settings, seed=8) as rig:
-        rig.engine.cache.layer = lambda ticket, layer, *_: _pretend(ticket, layer)
-        torch.cuda.synchronize()
-        try:
-            play(rig, seed=8)
-        except Exception as error:  # NaN may end a request before the end
-            print(error)
-        assert rig.cache.stats().layered_starts > 0
-        assert replay_difference(loaded, rig.recorder, BLOCK_TOKENS) is not None
+    forward = case.engine.runner.forward
+
+    def ran(chunks: Sequence[Chunk], gate: LayerGate | None = None) -> torch.Tensor:
+        logits = forward(chunks, gate)
+        torch.cuda.current_stream().synchronize()
+        case.release()
+        return logits
+
+    with case.rig as rig:
+        slow_to_look_at(rig, link=1e6)
+        if not waits:
+            rig.cache.layer = lambda ticket, layer, *_: _pretend(ticket, layer)
+            case.engine.runner.forward = ran
+        case.hold()
+        releasing = threading.Timer(0.3 if waits else 20.0, case.release)
+        releasing.start()
+        request = case.ask()
+        rig.finish([request])
+        releasing.cancel()
+        assert rig.cache.stats().layered_starts == 1
+        difference = replay_difference(case.loaded, rig.recorder, BLOCK_TOKENS)
+        if waits:
+            assert difference is None
+            compare_with_recompute(case.loaded, [request])
+        else:
+            assert difference is not None
+            assert f"requests [{request.id}]" in difference
         rig.settle()
 
 
-def _pretend(ticket, layer: int) -> None:
+def _pretend(ticket: Ticket, layer: int) -> None:
     ticket.bands_waited = ticket.band_of_layer[layer] + 1

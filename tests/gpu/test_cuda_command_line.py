@@ -171,11 +171,14 @@ def test_a_host_pool_that_does_not_fit_says_what_there_is(folder):
         Engine(loaded, EngineSettings(host_bytes=512 << 40))
 
 
-def test_a_model_larger_than_the_gpu_says_so(folder):
+def test_a_model_larger_than_the_gpu_says_so(tmp_path):
+    """Larger than what other tests left over of the memory that PyTorch holds, too."""
+    build("llama", hidden_size=1024, intermediate_size=4096).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
     torch.cuda.set_per_process_memory_fraction(1e-9)
     torch.cuda.empty_cache()
     try:
         with pytest.raises(SettingsError, match=r"takes .* in torch.bfloat16, and cuda:0"):
-            load_model(folder, device="cuda")
+            load_model(tmp_path, device="cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -176,8 +176,9 @@ class Rig:
                 view[int(chunk.slots[first]), place:] = float("nan")
             pool.fill_poison(chunk.slots[first + 1 :])
         if pool.device.type == "cuda":
-            # No step's number stands for this: a load could overtake it.
-            torch.cuda.synchronize()
+            # No step's number stands for this: a load could overtake it. Not all streams: a test
+            # may hold those of the copies.
+            torch.cuda.current_stream(pool.device).synchronize()
 
 
 def greedy(count: int, **more: Any) -> SamplingParams:

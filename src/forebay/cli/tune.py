@@ -13,6 +13,7 @@ from forebay.calibration.record import Calibration
 from forebay.cli.values import parse_device, parse_dtype
 from forebay.engine.calibrated import own_file
 from forebay.engine.models import load_model
+from forebay.engine.placement import choose_device
 from forebay.errors import CalibrationError, SettingsError
 from forebay.machine.memory import read_memory
 from forebay.machine.tree import Tree
@@ -24,9 +25,10 @@ def run_tune(model: str, device: str, dtype: str, out: Path | None) -> None:
     """Measure, show, keep. Raises what `told` tells."""
     if out is not None and not out.parent.is_dir():
         raise SettingsError(f"there is no folder {out.parent}: make it, or give another --out")
+    place = str(choose_device(parse_device(device)))
     progress, console = Console(stderr=True), Console()
     progress.print(f"loading {model}", highlight=False)
-    loaded = load_model(model, parse_dtype(dtype), parse_device(device))
+    loaded = load_model(model, parse_dtype(dtype), place)
     file = out or own_file(loaded.model.device)
     found = tune(loaded, begun=lambda part: progress.print(f"measuring: {part}", highlight=False))
     console.print(table(found))

@@ -20,6 +20,7 @@ from forebay.engine.pool import KVPool
 from forebay.engine.threads import limit_threads
 from forebay.errors import ModelError, RequestError
 from forebay.geometry import Geometry, geometry_from_kv
+from forebay.transfer.pinned import PinnedArena
 
 _PADDING_TOKENS = 64
 _PADDING_SHARE = 4
@@ -54,7 +55,7 @@ class Runner:
         self.loaded = loaded
         self.pool = pool
         self._scratch = Scratch()
-        self._host_logits: torch.Tensor | None = None
+        self._rows = _PinnedRows(pool.device.index or 0)
         if pool.device.type == "cpu":
             limit_threads()
 
@@ -79,9 +80,7 @@ class Runner:
         """
         if logits.device.type == "cpu":
             return logits
-        if self._host_logits is None or len(self._host_logits) < len(logits):
-            self._host_logits = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
-        host = self._host_logits[: len(logits)]
+        host = self._rows.take(len(logits), logits.shape[1])
         host.copy_(logits, non_blocking=True)
         torch.cuda.current_stream(logits.device).synchronize()
         return host
@@ -215,6 +214,30 @@ class _Packed:
     firsts: list[int]
     last_rows: torch.Tensor
     context: PagedContext
+
+
+class _PinnedRows:
+    """Rows of float32 in pinned memory, for a device of that index.
+
+    Not PyTorch's: that gives pinned memory back by an event of the device, and where the device
+    broke the process ends there and then.
+    """
+
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
+        self._arena: PinnedArena | None = None
+        self._memory: torch.Tensor | None = None
+
+    def take(self, rows: int, columns: int) -> torch.Tensor:
+        """``[rows, columns]``; what was taken before must not be used any more."""
+        count = rows * columns
+        if self._memory is None or len(self._memory) < count:
+            most = max(count, 0 if self._memory is None else 2 * len(self._memory))
+            size_bytes = 4 * most
+            # No copy may cross a registration: there is one.
+            arena = PinnedArena(size_bytes, size_bytes, device_index=self._device_index)
+            self._arena, self._memory = arena, torch.from_numpy(arena.bytes).view(torch.float32)
+        return self._memory[:count].view(rows, columns)
 
 
 def _packing_key(chunk: Chunk) -> tuple[bool, int]:
