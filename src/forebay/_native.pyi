@@ -291,6 +291,9 @@ class SlotBooks:
     def slot_of(self, blocks: _Ids) -> _Ids:
         """The slot of each block, -1 where it has none."""
 
+    def along(self, path: _Ids) -> tuple[int, int, int]:
+        """See `DevicePool.along`."""
+
     def state(self, blocks: _Ids) -> NDArray[np.int8]:
         """The state of each block's slot; 0 where it has none."""
 

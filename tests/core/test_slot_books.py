@@ -122,6 +122,10 @@ class BooksMachine(RuleBasedStateMachine):
         assert books.wanted(everything).tolist() == [self.wants[b] > 0 for b in range(BLOCKS)]
         copied = (SlotState.LOADING, SlotState.SAVING)
         assert books.busy(everything).tolist() == [each in copied for each in state]
+        on = [block in self.slot for block in range(BLOCKS)]
+        leading = on.index(False) if False in on else BLOCKS
+        leased = sum(self.leases[block] > 0 for block in self.slot)
+        assert books.along(everything) == (sum(on), leading, leased)
         there = [self.block_in[slot] for slot in range(SLOTS) if slot in self.block_in]
         assert books.all_blocks().tolist() == there
         assert books.blocks_in(ids(list(range(SLOTS)))).tolist() == there

@@ -32,6 +32,21 @@ nb::object blocks_in(const SlotBooks& self, nb::handle slots) {
   return ids_of(found);
 }
 
+nb::tuple along(const SlotBooks& self, nb::handle path) {
+  const IdsArgument given(path, "blocks");
+  check_blocks(given.values(), self.max_blocks());
+  std::size_t here = 0, leading = 0, leased = 0, passed = 0;
+  for (const std::int32_t block : given.values()) {
+    if (self.slot_of(block) >= 0) {
+      if (here == passed) ++leading;
+      ++here;
+      leased += self.leases(block) > 0;
+    }
+    ++passed;
+  }
+  return nb::make_tuple(here, leading, leased);
+}
+
 nb::object all_blocks(const SlotBooks& self) {
   std::vector<std::int32_t> found;
   for (std::int32_t slot = 0; slot < self.slots(); ++slot) {
@@ -64,6 +79,7 @@ void bind_looks(nb::class_<SlotBooks>& books) {
            [](const SlotBooks& self, nb::handle blocks) {
              return of_each<FlagsResult>(self, blocks, [&](auto b) { return self.wanted(b); });
            })
+      .def("along", &along)
       .def("blocks_in", &blocks_in)
       .def("all_blocks", &all_blocks)
       .def("in_state", &SlotBooks::in_state)

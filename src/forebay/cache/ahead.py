@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from forebay.cache.loads import Loads
 from forebay.config import CacheSettings
@@ -41,10 +41,11 @@ class LookAhead:
         self._loads = loads
 
     def plan(
-        self, now_s: float, running: Sequence[Running], free_run_slots: int, owed: int
+        self, now_s: float, running: Iterable[Running], free_run_slots: int, owed: int
     ) -> None:
         """Plan once: lease and load for waiting requests whose turn has not come.
 
+        `running` is read only where there is something to bring.
         `owed` blocks are kept out of it beside the reserve: somebody nearer waits for them.
         """
         if not self._switch.policy.look_ahead or not self._settings.host_slots:
@@ -86,7 +87,7 @@ class LookAhead:
             self._make_way(request, wanted)
 
     def _wanted(
-        self, now_s: float, running: Sequence[Running], free_run_slots: int
+        self, now_s: float, running: Iterable[Running], free_run_slots: int
     ) -> list[Wanted]:
         """The head of the queue, and hints, as the planner sees them, in order of expected start;
         empty when there is nothing to bring.
@@ -106,7 +107,7 @@ class LookAhead:
             return []
         tokens = self._settings.block_tokens
         queue = [entry.request.tokens - len(entry.blocks) * tokens for entry in waiting]
-        starts = expected_starts(now_s, running, queue, free_run_slots, self._rates)
+        starts = expected_starts(now_s, list(running), queue, free_run_slots, self._rates)
         wanted = [
             self._as_wanted(entry, start_s, now_s)
             for entry, start_s in zip(waiting, starts, strict=True)

@@ -67,6 +67,8 @@ class Loads:
         """Blocks to load for `entry`; none where recomputing so few is the quicker way, none in a
         mode without loads, and none while the link has stopped.
         """
+        if not entry.to_load:
+            return 0
         if not self._switch.policy.host_tier or not self.link.may_load(now_s):
             return 0
         gained = entry.to_load + entry.behind + entry.loaded

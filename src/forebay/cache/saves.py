@@ -14,10 +14,11 @@ import numpy as np
 
 from forebay.cache.submit import submit
 from forebay.config import CacheSettings, SaveMode
-from forebay.core.arrays import Ids
+from forebay.core.arrays import EMPTY_IDS, Ids
 from forebay.core.flights import Flight, Flights
 from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Average, Rates
+from forebay.core.slots import SlotState
 from forebay.core.store import Store
 from forebay.transfer.messages import Completion, Direction, TransferClass
 from forebay.transfer.mover import Mover
@@ -95,7 +96,10 @@ class Saves:
         room = self._room()
         self._look_again |= self._store.counters.allocated > self._allocated
         if room > 0 and self._look_again:
-            dirty = self._store.next_to_clean(self._ahead(now_s))
+            ahead = self._ahead(now_s)
+            # Most of the time nothing is, and the next victims need not be looked up.
+            any_dirty = self._store.device.counts()[SlotState.DIRTY] > 0
+            dirty = self._store.next_to_clean(ahead) if any_dirty else EMPTY_IDS
             self._look_again = len(dirty) > room
             room -= self._save(dirty[:room], now_s, True)
         while room > 0 and self._pending:

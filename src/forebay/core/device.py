@@ -54,6 +54,12 @@ class OwnDevicePool:
     def slot_of(self, blocks: Ids) -> Ids:
         return self._slot.take(blocks)
 
+    def along(self, path: Ids) -> tuple[int, int, int]:
+        here = self._slot.take(path) >= 0
+        count = int(np.count_nonzero(here))
+        leading = count if count == len(path) else int(np.argmin(here))
+        return count, leading, int(np.count_nonzero(self._order.holds(path[here])))
+
     def advance(self, completed_step: int) -> None:
         self.tier.advance(completed_step)
 

@@ -71,6 +71,12 @@ class DevicePool(Protocol):
         """The slot of each block, -1 where it has none."""
         ...
 
+    def along(self, path: Ids) -> tuple[int, int, int]:
+        """How many blocks of `path` have a slot, how many do before the first that has none, and
+        how many that have one are leased.
+        """
+        ...
+
     def state(self, blocks: Ids) -> NDArray[np.int8]:
         """The `SlotState` of each block's slot; FREE where it has none."""
         ...

@@ -91,16 +91,18 @@ class PrefetchLedger:
 
         Returns how many of them were open.
         """
-        transfers = self._close(blocks)
-        for transfer in transfers:
+        read = 0
+        for transfer, count in self._close(blocks):
             in_time = self._issued_s.get(transfer, float("inf")) <= turn_s
-            self._count(PrefetchOutcome.USED if in_time else PrefetchOutcome.LATE, transfer)
-        return len(transfers)
+            outcome = PrefetchOutcome.USED if in_time else PrefetchOutcome.LATE
+            self._count(outcome, transfer, count)
+            read += count
+        return read
 
     def ended(self, blocks: Ids, outcome: PrefetchOutcome) -> None:
         """Those of `blocks` that are open end with `outcome`."""
-        for transfer in self._close(blocks):
-            self._count(outcome, transfer)
+        for transfer, count in self._close(blocks):
+            self._count(outcome, transfer, count)
 
     def refused(self, blocks: int) -> None:
         """`blocks` were wanted and did not fit."""
@@ -122,17 +124,19 @@ class PrefetchLedger:
                 self._expiries.append((now_s + slack_s, transfer, still[asked]))
             self.ended(still[~asked], PrefetchOutcome.WASTED)
 
-    def _close(self, blocks: Ids) -> list[int]:
-        transfers = self._open[blocks]
+    def _close(self, blocks: Ids) -> list[tuple[int, int]]:
+        """Those of `blocks` that are open are not. Returns whose they were, and how many."""
+        transfers = self._open.take(blocks)
         found = transfers[transfers > 0]
         if not len(found):
             return []
         self._open[blocks] = 0
-        return found.tolist()
+        whose, counts = np.unique(found, return_counts=True)
+        return list(zip(whose.tolist(), counts.tolist(), strict=True))
 
-    def _count(self, outcome: PrefetchOutcome, transfer: int) -> None:
-        self.outcomes[outcome] += self.block_bytes
-        self._left[transfer] -= 1
+    def _count(self, outcome: PrefetchOutcome, transfer: int, blocks: int) -> None:
+        self.outcomes[outcome] += blocks * self.block_bytes
+        self._left[transfer] -= blocks
         if not self._left[transfer]:
             del self._left[transfer]
             self._issued_s.pop(transfer, None)

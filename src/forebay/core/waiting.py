@@ -88,11 +88,9 @@ class WaitingLine:
         """Take the counts of what lies behind its covered blocks anew."""
         entry.moved_epoch = self._store.moved_epoch
         ahead = entry.blocks[entry.covered : entry.loadable]
-        resident = self._store.resident(ahead)
-        entry.here = int(np.count_nonzero(resident))
+        entry.here, leading, entry.kept = self._store.device.along(ahead)
         entry.to_load = len(ahead) - entry.here
-        entry.behind = entry.here - int(np.argmin(resident)) if entry.to_load else 0
-        entry.kept = int(np.count_nonzero(self._store.device.leases(ahead[resident])))
+        entry.behind = entry.here - leading
 
     def held(self, entry: Waiting) -> int:
         """Blocks that it covers, or that others keep on the device: they take no slot."""

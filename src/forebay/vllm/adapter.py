@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from forebay.errors import SettingsError
 
@@ -91,8 +91,7 @@ class VllmRequest(Protocol):
     skip_reading_prefix_cache: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """A request of one step: it computes `tokens` from `start` on.
 
     `blocks` are new ones of its table, or, if `whole`, all of them.

@@ -181,6 +181,9 @@ class VllmDevicePool:
     def slot_of(self, blocks: Ids) -> Ids:
         return self._books.slot_of(blocks)
 
+    def along(self, path: Ids) -> tuple[int, int, int]:
+        return self._books.along(path)
+
     def state(self, blocks: Ids) -> NDArray[np.int8]:
         return self._books.state(blocks)
 

@@ -40,7 +40,6 @@ class Record:
     turn: Turn = Turn.NOT_ASKED
     local_tokens: int = 0
     """What vLLM found in its own cache when it last asked."""
-    running: bool = False
     table: list[int] = field(default_factory=list[int])
     """Its slots, as far as the steps have told."""
     named: int = 0
@@ -49,7 +48,6 @@ class Record:
 
     def scheduled(self, part: Scheduled) -> None:
         """A step computes `part` of it."""
-        self.running = True
         if part.whole:
             self.table = list(part.blocks)
             self.named = 0
@@ -58,7 +56,7 @@ class Record:
 
     def waits_again(self) -> None:
         """It was preempted."""
-        self.running, self.turn, self.local_tokens = False, Turn.NOT_ASKED, 0
+        self.turn, self.local_tokens = Turn.NOT_ASKED, 0
         self.asked_s = None
         self.table, self.named, self.session = [], 0, None
 

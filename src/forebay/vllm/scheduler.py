@@ -126,6 +126,7 @@ class SchedulerHalf:
         )
         self._records: dict[str, Record] = {}
         self._by_id: dict[int, Record] = {}
+        self._running: dict[int, Record] = {}
         self._last_id = 0
         self._resets = 0
         self._moved_s = 0.0
@@ -188,9 +189,11 @@ class SchedulerHalf:
         if record is None:
             return None
         self._turns.over(record)
-        if record.running:
+        if self._running.pop(record.id, None) is not None:
             self._catch_up()
             self._naming.name(self._namespace, record, request.num_computed_tokens)
+            if record.hint is None:
+                self.rates.answered(request.num_output_tokens)
         if record.hint is not None:
             if not self._hints.ended(record.id):
                 self._by_id.pop(record.id, None)
@@ -199,8 +202,6 @@ class SchedulerHalf:
         entry = self._line.get(record.id)
         if entry is not None:
             self._leave_line(entry)
-        if record.running:
-            self.rates.answered(request.num_output_tokens)
         return record.answer()
 
     # -- steps -----------------------------------------------------------------------------------
@@ -216,8 +217,8 @@ class SchedulerHalf:
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
         self.books.scheduled(number, step, now_s, loads_lack=self._turns.lack_loads)
-        running = [self._progress(record) for record in self._records.values() if record.running]
-        free_run_slots = max(0, self._most_running - len(running))
+        running = map(_progress, self._running.values())
+        free_run_slots = max(0, self._most_running - len(self._running))
         self._turns.take(free_run_slots, now_s)
         self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         if len(self._line):
@@ -347,12 +348,6 @@ class SchedulerHalf:
         load_s = self.rates.load_latency_s.value + self.rates.load_s(copied)
         return 2 * (load_s + self.books.slow_step_s)
 
-    def _progress(self, record: Record) -> Running:
-        request = record.request
-        left = max(0, request.num_tokens - request.num_computed_tokens)
-        answer = max(0, request.max_tokens - request.num_output_tokens)
-        return Running(left if left > 1 else 0, answer)
-
     # -- inside: blocks --------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
@@ -372,14 +367,20 @@ class SchedulerHalf:
         # A reset of vLLM's cache preempts requests that may go on in the very same step.
         for name in step.preempted.difference(part.request for part in step.scheduled):
             record = self._records.get(name)
-            if record is not None and record.running:
+            if record is not None and self._running.pop(record.id, None) is not None:
                 record.waits_again()
                 self._wait(record)
+        block_tokens = self.settings.block_tokens
         for part in step.scheduled:
             record = self._records.get(part.request)
-            if record is not None:
+            if record is None:
+                continue
+            if part.blocks or part.whole:
                 record.scheduled(part)
-                self._naming.name(self._namespace, record, part.start + part.tokens)
+                self._running[record.id] = record
+            end = part.start + part.tokens
+            if end >= (record.named + 1) * block_tokens:
+                self._naming.name(self._namespace, record, end)
 
     def _name_loads(self, now_s: float) -> None:
         """vLLM finds what loads bring by the hashes of a request that they are for."""
@@ -403,3 +404,10 @@ class SchedulerHalf:
         self.books.account.saved(completion)
         if completion.outcome is Outcome.CANCELLED:
             self._saves.again(flight.blocks[completion.blocks_done :])
+
+
+def _progress(record: Record) -> Running:
+    request = record.request
+    left = max(0, request.num_tokens - request.num_computed_tokens)
+    answer = max(0, request.max_tokens - request.num_output_tokens)
+    return Running(left if left > 1 else 0, answer)
