@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fakes import LAYERS, FlyingCopy
+from fakes import LAYERS, FlyingCopy, LaunchedStep
 from invariants import check, nothing_left
 from world import BLOCK_BYTES, BLOCK_TOKENS, ToySequence, World
 
@@ -149,6 +149,74 @@ def test_a_load_that_fails_in_a_band_is_a_miss_with_a_reason(world: World, band:
     stats = world.cache.stats()
     assert stats.misses["failed"] > 0
     assert stats.failed_loads == 1
+
+
+def test_a_failure_that_is_known_only_after_the_preemption_is_its_reason(world: World) -> None:
+    """The wait of a layer says that the load failed; the report that tells of it comes later."""
+    _, ticket, copy = ask_again(world)
+    hand_over(world, copy, BLOCKS)
+    world.machine._land(copy, BLOCKS - 1)
+    copy.fault = True
+    world.machine.late_reports = True
+    with pytest.raises(TransferFailedError, match="preempt it"):
+        world.cache.layer(ticket, 0)
+    world.batcher.preempt(world.batcher.sequences[ticket.request.id])
+    (entry,) = world.cache._line
+    assert len(entry.blocks) == BLOCKS
+    world.drain()
+    world.machine.late_reports = False
+    assert world.cache.stats().misses["failed"] == 1, "of the last block a part was lost"
+    assert world.cache.stats().quarantined_blocks == 1
+
+
+def test_what_had_landed_of_a_load_that_failed_counts_as_loaded() -> None:
+    world = make_world(band_bytes=0)
+    again = ask(world, PROMPT)
+    world.cache.poll()
+    world.batcher.schedule()
+    (copy,) = world.machine.flying.values()
+    hand_over(world, copy, BLOCKS)
+    world.batcher.schedule()
+    ticket = again.ticket
+    assert ticket is not None
+    assert ticket.sources["host"] == BLOCKS
+    world.machine._land(copy, BLOCKS - 1)
+    copy.fault = True
+    assert world.cache.ready([ticket]) == [ticket]
+    world.batcher.preempt(again)
+    world.cache.poll()
+    world.batcher.schedule()
+    assert again.ticket is not None
+    assert again.ticket.misses["failed"] == 1
+    assert again.ticket.sources["host"] == BLOCKS - 1
+    assert again.ticket.sources["device"] == 0
+    world.drain()
+
+
+def test_the_slots_of_a_step_that_broke_off_are_free_once_it_has_run(world: World) -> None:
+    broken = ask(world, [token ^ 1 for token in PROMPT])
+    world.cache.poll()
+    (item,) = world.batcher.schedule().work
+    assert item.sequence is broken
+    ticket = broken.ticket
+    assert ticket is not None
+    step = world.cache.begin_step([(ticket, item.start, item.tokens)])
+    world.machine.steps.append(LaunchedStep(step, [], []))
+    world.cache.step_launched(step, whole=False)
+    world.cache.commit(ticket, broken.keys())
+    assert ticket.published == 0
+    world.cache.abort(broken.id)
+    world.batcher.remove(broken)
+    ask(world, PROMPT)
+    world.cache.poll()
+    world.batcher.schedule()
+    (copy,) = world.machine.flying.values()
+    assert step in copy.transfer.after_steps
+    hand_over(world, copy, BLOCKS)
+    assert copy.handed < BLOCKS
+    assert world.machine.run_step()
+    hand_over(world, copy, BLOCKS)
+    assert copy.handed == BLOCKS
 
 
 def test_a_load_that_does_not_come_is_a_miss_with_a_reason(world: World) -> None:

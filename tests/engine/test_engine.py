@@ -26,7 +26,7 @@ from forebay.engine.engine import Engine
 from forebay.engine.models import LoadedModel
 from forebay.engine.request import EngineRequest, FinishReason
 from forebay.engine.sampler import SamplingParams
-from forebay.errors import ProtocolError, QueueFullError, RequestError
+from forebay.errors import DeviceError, ProtocolError, QueueFullError, RequestError
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
@@ -378,6 +378,36 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(llama: LoadedModel) -
         rest = [request for request in asked if request not in failed]
         rig.finish(rest)
         compare_with_recompute(llama, rest)
+        rig.settle()
+
+
+@pytest.mark.parametrize("device_broke", [False, True])
+def test_a_step_that_breaks_off_counts_as_launched(
+    device_broke: bool, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first layers are under way on a GPU, and write; one that broke has no event for them."""
+    with Rig(llama, tiny_settings()) as rig:
+        mover, launched = rig.engine.mover, rig.engine.mover.step_launched
+        told: list[int] = []
+
+        def tell(step: int, stream: int = 0) -> None:
+            told.append(step)
+            if device_broke:
+                raise DeviceError("recording an event: the device is lost")
+            launched(step, stream)
+
+        def broken(*_: object) -> torch.Tensor:
+            raise RuntimeError("the third layer was too much")
+
+        request = rig.engine.submit(prompt(30, 1), greedy(6))
+        with monkeypatch.context() as patched:
+            patched.setattr(mover, "step_launched", tell)
+            patched.setattr(rig.engine.runner, "forward", broken)
+            with pytest.raises(RuntimeError, match="third layer"):
+                rig.run()
+        assert len(told) == 1
+        assert request.finished is FinishReason.FAILED
+        assert "third layer" in request.error
         rig.settle()
 
 

@@ -159,7 +159,7 @@ class World:
             by_layer = self._start_by_layer(work)
         except TransferFailedError:
             self.machine.steps.append(LaunchedStep(step, [], []))
-            self.cache.step_launched(step)
+            self.cache.step_launched(step, whole=False)
             for item in work:
                 self.batcher.preempt(item.sequence)
             self.torn_steps += 1

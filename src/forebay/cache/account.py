@@ -128,7 +128,7 @@ def _attribute(
         return sources, misses
     limited = len(entry.blocks) - entry.covered
     unmatched = entry.usable - entry.covered - limited
-    failed = max(0, min(entry.failed, unmatched))
+    failed = max(0, min(entry.had - len(entry.blocks), unmatched))
     misses[entry.limit_reason] += limited
     misses[MissReason.FAILED] += failed
     misses[MissReason.ABSENT] += unmatched - failed

@@ -165,10 +165,12 @@ class Cache:
 
         `request` carries all tokens known now. What was published of it can be found again.
         """
+        brought = self._store.serials(ticket.loaded)
         self.finish(ticket)
         entry = self._add(request)
         if ticket.lost:
-            entry.failed = ticket.cached_tokens // self.settings.block_tokens - len(entry.blocks)
+            entry.brought, cached = brought, ticket.cached_tokens // self.settings.block_tokens
+            entry.had = cached if len(entry.blocks) < cached else 0
 
     # -- the mode --------------------------------------------------------------------------------
 
@@ -230,17 +232,18 @@ class Cache:
         """Before `layer` of a step reads the KV of `ticket`, which starts by layer: `stream` waits
         for what of its loads it reads, within the bounds of :meth:`ready`.
 
-        Raises TransferFailedError where that does not come: say that the step is launched, with
-        what of it has been, and preempt the ticket. Nothing may be committed of it.
+        Raises TransferFailedError where that does not come: the step broke off, see
+        :meth:`step_launched`; preempt the ticket.
         """
         self._waits.layer(ticket, layer, stream, timeout_s)
 
-    def step_launched(self, step: int, stream: int = 0) -> None:
+    def step_launched(self, step: int, stream: int = 0, *, whole: bool = True) -> None:
         """The step is on `stream`: what it writes may be published once its tokens are known.
 
-        Raises ProtocolError where a ticket started by layer and a layer did not wait.
+        Not `whole` where it broke off: what of it is there still touches its blocks, and is not
+        published. Raises ProtocolError for a whole one of which a layer should wait and did not.
         """
-        self._steps.launched(step, stream)
+        self._steps.launched(step, stream, whole=whole)
 
     def step_abandoned(self, step: int) -> None:
         """The step will not be launched: it touched nothing."""
@@ -354,6 +357,7 @@ class Cache:
             misses=misses,
             waits=set(entry.waits),
             band_of_layer=bands,
+            loaded=cached[entry.origins],
             prefetched_blocks=prefetched,
             load_wait_s=0.0 if entry.demanded_s is None else now_s - entry.demanded_s,
             launched_tokens=entry.covered * self.settings.block_tokens,

@@ -223,6 +223,8 @@ class Loads:
         taken = ahead[:reach]
         loads = store.loads_of(taken)
         from_host = store.loading(taken)
+        if len(entry.brought):
+            from_host |= np.isin(store.serials(taken), entry.brought)
         entry.origins = np.concatenate([entry.origins, from_host])
         entry.loaded += int(np.count_nonzero(from_host))
         entry.covered += reach
@@ -307,21 +309,26 @@ class Loads:
         for request in flight.dependents:
             entry = self._line.get(request)
             if entry is not None:
-                self._landed(entry, completion.id, missing, failed=failed)
+                self._landed(entry, completion.id, missing)
         if failed and torn:
             # A copy was begun and went wrong: its source may be at fault. What was never handed
             # to the link is as good as before.
-            self._store.unpublish(int(missing[torn.start - done]))
+            self._give_up(int(missing[torn.start - done]))
         return flight
 
-    def _landed(self, entry: Waiting, transfer: int, missing: Ids, *, failed: bool) -> None:
+    def _give_up(self, block: int) -> None:
+        """`block` is not matched again, nor what builds on it: whoever wants it computes it."""
+        for entry in self._line:
+            # Also one that was preempted for it before this was known, and depends on no load.
+            if (entry.blocks == block).any():
+                entry.had = max(entry.had, len(entry.blocks))
+        self._store.unpublish(block)
+
+    def _landed(self, entry: Waiting, transfer: int, missing: Ids) -> None:
         entry.waits.discard(transfer)
         lacking = np.isin(entry.blocks[: entry.covered], missing)
         if lacking.any():
-            first = int(np.argmax(lacking))
-            if failed:
-                entry.failed = len(entry.blocks) - first
-            self._line.uncover(entry, first)
+            self._line.uncover(entry, int(np.argmax(lacking)))
         if entry.limit is not None:
             entry.limit = min(entry.limit, entry.covered)
         self._line.count(entry)

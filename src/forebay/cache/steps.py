@@ -41,13 +41,13 @@ class Steps:
         self._begun[step] = [(ticket, start + tokens) for ticket, start, tokens in work]
         return step
 
-    def launched(self, step: int, stream: int) -> None:
+    def launched(self, step: int, stream: int, *, whole: bool) -> None:
         """See `Cache.step_launched`."""
         for ticket, end in self._take(step):
-            if ticket.band_of_layer and not ticket.lost:
+            if whole:
                 _check_layers(ticket)
+                ticket.launched_tokens = max(ticket.launched_tokens, end)
             ticket.band_of_layer = ()
-            ticket.launched_tokens = max(ticket.launched_tokens, end)
         self._mover.step_launched(step, stream)
 
     def abandoned(self, step: int) -> None:
@@ -74,7 +74,7 @@ class Steps:
 
 
 def _check_layers(ticket: Ticket) -> None:
-    if ticket.bands_waited <= ticket.band_of_layer[-1]:
+    if ticket.band_of_layer and ticket.bands_waited <= ticket.band_of_layer[-1]:
         raise ProtocolError(
             f"request {ticket.request.id} starts by layer, and its step was launched before all "
             "layers had waited: call layer for each before it reads"

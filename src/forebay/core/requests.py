@@ -82,6 +82,8 @@ class Ticket:
     """Blocks that it read and that look-ahead had brought."""
     load_wait_s: float = 0.0
     """How long it waited for loads after its turn had come, up to here."""
+    loaded: Ids = field(default_factory=lambda: EMPTY_IDS)
+    """Those of its cached blocks that came from the host tier."""
     lost: bool = False
     """A block it reads never arrived: preempt it, so that it is computed."""
     orphaned: bool = False
@@ -148,8 +150,10 @@ class Waiting:
     limit: int | None = None
     """Blocks to load at most: what lies behind is recomputed, for `limit_reason`."""
     limit_reason: MissReason = MissReason.ABSENT
-    failed: int = 0
-    """Blocks that it had matched and that a failed load took out of the directory."""
+    had: int = 0
+    """Blocks that it matched before a failed load took some of them out of the directory."""
+    brought: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Serials of blocks that a load of its own, which lost others, has brought to the device."""
     turn_s: float | None = None
     demanded_s: float | None = None
     refused: bool = False

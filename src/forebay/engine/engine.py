@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from forebay.engine.stats import EngineStats
 from forebay.engine.text import chat_prompt
 from forebay.engine.verify import BlockVerifier
 from forebay.engine.view import EngineView
-from forebay.errors import QueueFullError, RequestError
+from forebay.errors import DeviceError, QueueFullError, RequestError
 from forebay.geometry import default_block_tokens
 from forebay.machine.memory import read_memory
 from forebay.machine.tree import Tree
@@ -72,9 +73,7 @@ class Engine:
         )
         geometry = probe_geometry(self.loaded, block_tokens)
         sizes = settings.cache_settings(
-            geometry,
-            read_memory(Tree()),
-            device_free_bytes(self.loaded.model.device),
+            geometry, read_memory(Tree()), device_free_bytes(self.loaded.model.device)
         )
         timed = timeline is not None
         self._memory = EngineMemory(self.loaded, geometry, sizes, settings, timed=timed)
@@ -197,9 +196,7 @@ class Engine:
         )
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None
     ) -> list[EngineRequest]:
         """Answer all `prompts` and return the ended requests, in the same order.
 
@@ -310,20 +307,19 @@ class Engine:
         try:
             logits = self.runner.forward([self._chunk(item) for item in work], gate)
         except TransferFailedError:
-            # What its first layers touch is free once they have run.
-            self.cache.step_launched(step, self._memory.stream)
+            self._broke_off(step)
             for item in work:
                 self._batcher.preempt(item.sequence)
             return []
         except BaseException as error:
-            self.cache.step_abandoned(step)
+            self._broke_off(step)
             for item in work:
                 self._fail(self._requests[item.sequence.request_id], repr(error))
             raise
         self._trace.step_ends()
+        self.cache.step_launched(step, self._memory.stream)
         if gate is not None:
             self._verify(work)
-        self.cache.step_launched(step, self._memory.stream)
         generated = self.generation_tokens
         deltas = self._take_tokens(work, logits)
         ended = self.generation_tokens > generated or not self._memory.runs_behind
@@ -331,6 +327,11 @@ class Engine:
             self._pace.stepped(work, began_s, self._clock(), ended=ended)
         self._measure(step, work, began_s)
         return deltas
+
+    def _broke_off(self, step: int) -> None:
+        """What its first layers touch is free once they have run: never on a device that broke."""
+        with suppress(DeviceError):
+            self.cache.step_launched(step, self._memory.stream, whole=False)
 
     def _take_tokens(self, work: list[Work], logits: torch.Tensor) -> list[Delta]:
         requests = [self._requests[item.sequence.request_id] for item in work]
