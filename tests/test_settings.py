@@ -216,6 +216,9 @@ def test_a_pinned_pool_has_to_fit_what_is_free_and_says_what_bounds_it() -> None
         settings.cache_settings(GEOMETRY, group, 1 << 30)
     said = int(0.8 * GIB / 8)
     EngineSettings(host_bytes=said, device_tokens=16).cache_settings(GEOMETRY, group, 1 << 30)
+    whole = EngineSettings(host_bytes=GIB // 8, device_tokens=16)
+    with pytest.raises(SettingsError, match="128 MiB is pinned"):
+        whole.cache_settings(GEOMETRY, group, 1 << 30)
     # The same pool is not pinned where there is no GPU: pages come as they are written.
     settings.cache_settings(GEOMETRY, memory_of(GIB, GIB // 4))
 

@@ -27,6 +27,9 @@ from forebay.geometry import Geometry, default_window_bytes
 from forebay.machine.memory import Memory
 from forebay.machine.sizes import show_size
 
+# Of the memory to be had. The driver's own tables of pinned pages and whoever asks next need some.
+_MOST_PINNED = 0.95
+
 
 class DType(StrEnum):
     """The numbers of weights and KV. AUTO: 32 bit on a CPU; on a GPU the model's own type if that
@@ -170,9 +173,11 @@ class EngineSettings:
             )
 
     def _check_pinned(self, host_bytes: int, memory: Memory) -> None:
-        """Pinned memory is taken whole, and the kernel cannot swap or reclaim it."""
+        """Pinned memory is taken whole, and the kernel cannot swap or reclaim it: with none left it
+        ends this process, some time later and without a word.
+        """
         room = memory.room_bytes
-        if room is not None and host_bytes > room:
+        if room is not None and host_bytes > _MOST_PINNED * room:
             raise SettingsError(
                 f"a host pool of {show_size(host_bytes)} is pinned, and there are "
                 f"{show_size(room)} to be had ({memory.bound}); a host_bytes of {int(0.8 * room)} "
