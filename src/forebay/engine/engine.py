@@ -301,10 +301,10 @@ class Engine:
 
     def _run(self, work: list[Work]) -> list[Delta]:
         began_s = self._clock()
-        step = self.cache.begin_step([(self._ticket(w), w.start, w.tokens) for w in work])
-        self._trace.step_begins()
         gate = self._layers.gate([self._ticket(item) for item in work])
+        step = self.cache.begin_step([(self._ticket(w), w.start, w.tokens) for w in work])
         try:
+            self._trace.step_begins()
             logits = self.runner.forward([self._chunk(item) for item in work], gate)
         except TransferFailedError:
             self._broke_off(step)
