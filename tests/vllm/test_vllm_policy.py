@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
-from vllm_sim import BLOCK_TOKENS, Reply, SimEngine
+from vllm_sim import BLOCK_BYTES, BLOCK_TOKENS, Reply, SimEngine
 
 from forebay.core.ledger import MissReason, Source
 from forebay.core.rates import Rates
@@ -144,3 +144,18 @@ def test_a_step_is_timed_by_its_own_output(tmp_path: Path, monkeypatch: pytest.M
     sim.run()
     assert [each[:2] for each in timed] == [(8192, 0), (7808, 0), (16, 0), (0, 1), (0, 1), (0, 1)]
     assert [each[2] for each in timed] == pytest.approx(sim.durations, rel=0.25)
+
+
+@pytest.mark.parametrize("tokens", [16_384, 32_768])
+def test_a_hit_on_an_idle_engine_costs_its_copy_and_little_more(tmp_path: Path, tokens: int):
+    sim = engine(tmp_path)
+    prompt = sim.some(tokens)
+    saved(sim, [prompt])
+    before = loaded(sim)
+    hit = sim.ask(prompt, 1)
+    sim.run()
+    there = sim.ask(prompt, 1)
+    sim.run()
+    copied_s = (loaded(sim) - before) * BLOCK_BYTES / sim.machine.link_bytes_per_s
+    # One sleep of vLLM's, one step without work, and the scheduling of each.
+    assert hit.ttft_s - there.ttft_s - copied_s < 4e-3

@@ -282,3 +282,47 @@ def next_prompt(engine: ToyEngine, dice: random.Random, most: int) -> list[int]:
     else:
         prompt = prompt_of(dice.randrange(4), dice.randrange(1, 300))
     return prompt[: min(most, 400) - 40] or [1]
+
+
+def test_a_load_on_an_idle_engine_begins_when_its_request_comes(toy: MakeEngine):
+    engine = toy()
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    again = engine.ask(prompt_of(1, 200), 8)
+    # No step was scheduled, and the mover brings it.
+    while (news := engine.worker.worker_half.news()) is None or not news.report.completions:
+        assert engine.mover.wait_news(5.0)
+    assert engine.half._flights.load_blocks == 12
+    engine.half._take(news)
+    engine.step()
+    assert again.request.num_computed_tokens == 200
+    engine.run()
+    assert again.given == answers(again.prompt, 8)
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_a_load_that_goes_at_once_waits_for_the_steps_that_use_its_block(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """vLLM frees the blocks of a request that ends while steps under way still use them."""
+    monkeypatch.setattr("forebay.vllm.connector.frees_idle", lambda config: rule == "broken")
+    engine = toy(lag=2, blocks=20, most_running=1, reserve_share=0.0, prefetch_share=1.0)
+    engine.scheduler.defer_block_free = False
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    runs = engine.ask(prompt_of(2, 200), 40)
+    while len(runs.given) < 3:
+        engine.step()
+    engine.ask(prompt_of(1, 200), 4)
+    # Its blocks are free, and steps that read and write them are yet to run.
+    engine.abort(runs)
+    engine.step()
+    while engine.mover.wait_news(0.2):
+        engine.half.look()
+    landed = engine.half.stats().loaded_bytes == 12 * BLOCK_BYTES
+    assert landed == (rule == "broken")
+    engine.run()
+    assert (rule == "broken") or not wrong_answers(engine)

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ import numpy as np
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
-from forebay.transfer.messages import Completion, Direction, Outcome
-from forebay.vllm.messages import Orders
+from forebay.transfer.messages import Completion, Direction, Outcome, Transfer
 from forebay.vllm.worker import WorkerHalf
 
 _MOST_STEPS = 20_000
@@ -87,24 +87,20 @@ def fork_workers() -> None:
 
 def bring_nothing(worker: Any) -> None:
     """The mutant, in a worker: loads say that they are done, and have copied nothing."""
-    begin = WorkerHalf.begin
+    submit = WorkerHalf.submit
 
-    def mutant(self: WorkerHalf, orders: Orders) -> None:
-        loads = [each for each in orders.submit if each.direction is Direction.LOAD]
-        saves = tuple(each for each in orders.submit if each.direction is Direction.SAVE)
-        begin(
-            self,
-            Orders(orders.step, orders.settle, saves, orders.cancel, orders.expedite, orders.idle),
-        )
+    def mutant(self: WorkerHalf, transfers: Sequence[Transfer]) -> None:
+        submit(self, [each for each in transfers if each.direction is Direction.SAVE])
         now_s = time.monotonic()
-        for each in loads:
-            count = len(each.sources)
-            self._issued.append(each.id)
-            self._completions.append(
-                Completion(each.id, Outcome.DONE, count, count, 1, now_s, now_s, "")
-            )
+        for each in transfers:
+            if each.direction is Direction.LOAD:
+                count = len(each.sources)
+                self._issued.append(each.id)
+                self._completions.append(
+                    Completion(each.id, Outcome.DONE, count, count, 1, now_s, now_s, "")
+                )
 
-    WorkerHalf.begin = mutant
+    WorkerHalf.submit = mutant
 
 
 def swap_blocks(worker: Any) -> None:

@@ -60,6 +60,8 @@ class Machine:
     """Scheduling one step."""
     empty_s: float = 0.3e-3
     """A step without work."""
+    pause_s: float = 1.0e-3
+    """vLLM sleeps so long behind a step without work."""
     client_s: float = 1.0e-3
     """From an output to the client, and from a client to the queue."""
 
@@ -134,8 +136,11 @@ class SimEngine(RealScheduler):
         self.link = Link(machine.link_bytes_per_s, BLOCK_BYTES)
         self.worker: Any = NoWorker(self.link)
         if connector is not None and connector["kv_connector"] == "ForebayConnector":
-            self.worker = ForebayWorker(self.link, self.half.settings.host_slots)
             self.half._clock = lambda: self.now_s
+            self.worker = ForebayWorker(
+                self.link, self.half, self.half.settings.host_slots, self.half._clock
+            )
+            self.scheduler.connector._pair.worker = self.worker
         elif connector is not None:
             self.worker = self.scheduler.connector.model_worker(self.link)
         self._dice = random.Random(1)
@@ -199,7 +204,9 @@ class SimEngine(RealScheduler):
                 worked = self.steps
             self._happen()
             if self.scheduler.has_requests() or self._queue:
-                self._turn()
+                computes = self._turn()
+                if not computes and self.scheduler.has_requests():
+                    self.now_s += self.machine.pause_s
             elif self._events:
                 self.now_s = max(self.now_s, self._events[0][0])
             else:
@@ -216,8 +223,10 @@ class SimEngine(RealScheduler):
         while self._events and self._events[0][0] <= self.now_s:
             heapq.heappop(self._events)[2]()
 
-    def _turn(self) -> None:
-        """As vLLM's engine core does with a queue of two batches."""
+    def _turn(self) -> bool:
+        """As vLLM's engine core does with a queue of two batches. Returns whether a step that
+        computes was launched.
+        """
         computes = False
         if self.scheduler.has_requests():
             self.now_s += self.machine.cpu_s
@@ -226,10 +235,11 @@ class SimEngine(RealScheduler):
             computes = output.total_num_scheduled_tokens > 0
             self._launch(output)
             if len(self._queue) < _QUEUE and (computes or self.scheduler.has_requests()):
-                return
+                return computes
         output, end_s, news = self._queue.popleft()
         self._wait(end_s)
-        self._take(output, news if self.late else self.worker.report(end_s))
+        self._take(output, news if self.late else self.worker.report())
+        return computes
 
     def _wait(self, end_s: float) -> None:
         self.now_s = max(self.now_s, end_s)
@@ -243,9 +253,9 @@ class SimEngine(RealScheduler):
             end_s = max(self.now_s, self._gpu_free_s) + took_s
             self._gpu_free_s, self.busy_s = end_s, self.busy_s + took_s
         else:
-            end_s = self.now_s + machine.empty_s
+            end_s = self.now_s = self.worker.idled(self.now_s + machine.empty_s)
         self.worker.launched(output, end_s)
-        news = self.worker.report(self.now_s if tokens else end_s) if self.late else None
+        news = self.worker.report() if self.late else None
         self._queue.append((output, end_s, news))
 
     def _duration(self, output: Any) -> float:

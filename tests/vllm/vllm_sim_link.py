@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,11 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from forebay.transfer.messages import Completion, Direction, Outcome, Report, Transfer
 from forebay.vllm.connector import ForebayReport
-from forebay.vllm.messages import News
+from forebay.vllm.messages import Expedite, News
 
 WINDOW_BLOCKS = 4
+IDLE_S = 1e-3
+_TICK_S = 5e-5
 
 
 @dataclass
@@ -78,14 +81,12 @@ class Link:
         ended, self._ended = self._ended, []
         return ended
 
-    @property
-    def flying(self) -> bool:
-        """Whether a copy has not ended."""
-        return bool(self._copies)
-
-    def next_end_s(self, now_s: float) -> float:
-        """When the next of the copies ends, were nothing to change; a bound of now and a while."""
-        return now_s + 1e-3
+    def wait(self, now_s: float, bound_s: float) -> float:
+        """Copy until one has ended, none is left, or the bound is over; returns when that is."""
+        while self._copies and not self._ended and now_s < bound_s:
+            now_s = min(bound_s, now_s + _TICK_S)
+            self.advance(now_s)
+        return now_s
 
     def _window(self, direction: Direction, to_s: float) -> bool:
         """Copy the next window of a direction, if one may begin before `to_s`."""
@@ -152,16 +153,25 @@ class NoWorker:
     def launched(self, output: Any, end_s: float) -> None:
         """The step was launched."""
 
-    def report(self, now_s: float) -> KVConnectorOutput | None:
+    def idled(self, now_s: float) -> float:
+        """A step without work goes on until then."""
+        return now_s
+
+    def report(self) -> KVConnectorOutput | None:
         """What is told with a step's output."""
         return None
 
 
 class ForebayWorker(NoWorker):
-    """Our worker half: carries out orders before the step, in their order."""
+    """Our worker half, in the thread of `half`: moves what it is told to when it is told to.
 
-    def __init__(self, link: Link, host_slots: int) -> None:
+    `clock` tells the time between steps.
+    """
+
+    def __init__(self, link: Link, half: Any, host_slots: int, clock: Callable[[], float]) -> None:
         super().__init__(link)
+        self._half = half
+        self._clock = clock
         self._host_slots = host_slots
         self._step, self._idle = 0, False
         self._slots_told = False
@@ -173,11 +183,6 @@ class ForebayWorker(NoWorker):
         # A window under way ends before the step starts.
         if orders.settle:
             self.link.cancel(orders.settle, now_s)
-        for each in orders.submit:
-            self.link.submit(each, now_s)
-        self.link.cancel(orders.cancel, now_s)
-        for each in orders.expedite:
-            self.link.expedite(each.ids, each.transfer_class, each.deadline_s)
         self._step, self._idle = orders.step, orders.idle
         return now_s
 
@@ -185,13 +190,37 @@ class ForebayWorker(NoWorker):
         """See the class."""
         self.link.step(self._step, end_s)
 
-    def report(self, now_s: float) -> KVConnectorOutput:
-        """See the class."""
-        self.link.advance(now_s)
+    def submit(self, transfers: Sequence[Transfer]) -> None:
+        """See `Mover.submit`."""
+        self.link.advance(self._clock())
+        for each in transfers:
+            self.link.submit(each, self._clock())
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """See `Mover.cancel`."""
+        self.link.advance(self._clock())
+        self.link.cancel(tuple(ids), self._clock())
+
+    def expedite(self, each: Expedite) -> None:
+        """See `Mover.expedite`."""
+        self.link.advance(self._clock())
+        self.link.expedite(each.ids, each.transfer_class, each.deadline_s)
+
+    def news(self) -> News | None:
+        """What is new."""
+        self.link.advance(self._clock())
         ended = tuple(self.link.poll())
-        issued = tuple(each.id for each in ended)
-        told = bool(ended) or not self._slots_told
-        news = ((0, News(Report(issued, ended, 0), self._host_slots)),) if told else ()
+        if not ended and self._slots_told:
+            return None
         self._slots_told = True
-        meta = ForebayReport(self._step, news) if news or not self._idle else None
+        return News(Report(tuple(each.id for each in ended), ended, 0), self._host_slots)
+
+    def idled(self, now_s: float) -> float:
+        """See the class: a step without work waits for the end of a copy."""
+        return self.link.wait(now_s, now_s + IDLE_S)
+
+    def report(self) -> KVConnectorOutput:
+        """See the class."""
+        self._half.look()
+        meta = None if self._idle else ForebayReport(self._step, ())
         return KVConnectorOutput(kv_connector_worker_meta=meta)

@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.cache.link import LinkWatch
 from forebay.cache.submit import submit
-from forebay.config import CacheSettings
+from forebay.config import MOST_SLOTS, CacheSettings
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
 from forebay.core.flights import Flight, Flights
@@ -30,7 +30,9 @@ class Loads:
     """Everything between a request's arrival and its admission that moves or leases blocks.
 
     `bound_s` tells how long a request waits for loads once its turn has come; by default the
-    smaller of twice their estimate and of computing what they bring.
+    smaller of twice their estimate and of computing what they bring. A load of more than
+    `piece_blocks` goes as several, so that the link has the first while the others are prepared,
+    and what landed is taken in while the others fly.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Loads:
         rates: Rates,
         mover: Mover,
         bound_s: Callable[[Waiting], float] | None = None,
+        piece_blocks: int = MOST_SLOTS,
     ) -> None:
         self._settings = settings
         self._switch = switch
@@ -54,6 +57,7 @@ class Loads:
         self._rates = rates
         self._mover = mover
         self._bound_s = bound_s or self._own_bound_s
+        self._piece_blocks = piece_blocks
         self.link = LinkWatch(flights)
 
     @property
@@ -203,7 +207,7 @@ class Loads:
     ) -> None:
         """Lease the next `reach` blocks of its match, loading up to `load` of them, if they fit.
 
-        Changes `entry` and the store, and submits one transfer at most.
+        Changes `entry` and the store, and submits what it starts.
         """
         store = self._store
         ahead = entry.blocks[entry.covered : min(entry.covered + reach, entry.loadable)]
@@ -215,11 +219,10 @@ class Loads:
         reach = _reach(absent, load, len(ahead))
         more = ahead[here:reach]
         store.touch(more, LeaseKind.PREFETCH)
-        if load and not self._start(
-            entry, ahead[absent[:load]], deadline_s, now_s, protected=protected
-        ):
-            store.release(more, LeaseKind.PREFETCH)
-            reach = here
+        started = self._start(entry, ahead[absent[:load]], deadline_s, now_s, protected=protected)
+        if started < load:
+            reach = _reach(absent, started, len(ahead))
+            store.release(more[reach - here :], LeaseKind.PREFETCH)
         taken = ahead[:reach]
         loads = store.loads_of(taken)
         from_host = store.loading(taken)
@@ -234,8 +237,17 @@ class Loads:
 
     def _start(
         self, entry: Waiting, blocks: Ids, deadline_s: float, now_s: float, *, protected: bool
+    ) -> int:
+        """Submit loads of `blocks`, in their order; of how many there was room after all."""
+        for first in range(0, len(blocks), self._piece_blocks):
+            piece = blocks[first : first + self._piece_blocks]
+            if not self._start_piece(entry, piece, deadline_s, now_s, protected=protected):
+                return first
+        return len(blocks)
+
+    def _start_piece(
+        self, entry: Waiting, blocks: Ids, deadline_s: float, now_s: float, *, protected: bool
     ) -> bool:
-        """Submit one load of `blocks`; False when there was no room after all."""
         ahead = entry.turn_s is None
         transfer = self._flights.next_id()
         copies = self._store.start_load(transfer, blocks, protected=protected)

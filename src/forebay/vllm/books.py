@@ -51,6 +51,11 @@ class Books:
         self.slow_step_s = 0.0
         """The slowest step, where older ones count for less and less."""
 
+    @property
+    def computes(self) -> bool:
+        """Whether the output of a step that computes something is still to come."""
+        return bool(self._under_way)
+
     def asked(self, record: Record) -> None:
         """A request came, with its wishes."""
         for _, why in record.wishes.ignored:

@@ -30,6 +30,7 @@ from forebay.vllm.measures import Growth, Stopwatch
 from forebay.vllm.messages import Orders
 from forebay.vllm.metrics import ForebayPromMetrics, ForebayStats
 from forebay.vllm.options import Options
+from forebay.vllm.pair import Pair
 from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
 from forebay.vllm.scheduler import SchedulerHalf
 from forebay.vllm.worker import WorkerHalf, device_of
@@ -73,6 +74,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         ).for_one_of(ranks)
         self._agreement = Agreement(ranks)
         self._shape = read_shape(kv_cache_config)
+        self._pair = Pair.of(vllm_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._watch = Stopwatch()
@@ -115,7 +117,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 f"{shape.block_tokens}): this version is not supported"
             )
         limits = config.scheduler_config
-        self._scheduler = SchedulerHalf(
+        self._scheduler = self._pair.scheduler = SchedulerHalf(
             self._options.settings(
                 block_tokens=shape.block_tokens,
                 block_bytes=shape.block_bytes,
@@ -131,6 +133,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             hint_bounds=self._options.hint_bounds(gpu_block_pool.num_gpu_blocks - 1),
             mode_file=self._options.mode_file,
             events=bool(gpu_block_pool.enable_kv_cache_events),
+            hands=lambda: self._pair.worker,
         )
 
     def on_new_request(self, request: Any) -> None:
@@ -251,7 +254,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self.shutdown()
         device = device_of(kv_caches)
         stream = _current_stream(device) if device.type == "cuda" else lambda: 0
-        self._worker = WorkerHalf(self._shape, self._options, kv_caches, stream)
+        self._worker = self._pair.worker = WorkerHalf(self._shape, self._options, kv_caches, stream)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, cross_layers_attn_backend: Any) -> None:
         """The same, where vLLM laid all layers of a block side by side (0.26)."""
@@ -278,16 +281,20 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> ForebayReport | None:
         """The end of a step, also of one without work, in which `wait_for_save` is not called."""
-        worker = self.worker_half
-        news = worker.report()
-        if news is None:
-            return None if worker.idle else ForebayReport(worker.step, ())
-        return ForebayReport(worker.step, ((self._rank, news),))
+        worker, scheduler = self.worker_half, self._pair.scheduler
+        worker.step_over()
+        told: tuple[Ranked, ...] = ()
+        if scheduler is not None:
+            scheduler.look()
+        elif (news := worker.news()) is not None:
+            told = ((self._rank, news),)
+        # vLLM drops the output of a step without work that says nothing.
+        return None if worker.idle and not told else ForebayReport(worker.step, told)
 
     def shutdown(self) -> None:
         """The process ends."""
         if self._worker is not None:
-            worker, self._worker = self._worker, None
+            worker, self._worker, self._pair.worker = self._worker, None, None
             worker.close()
 
 

@@ -1,11 +1,13 @@
-"""The mover as the scheduler's process knows it: orders go out with a step, reports come back
-with the output of a later one.
+"""The mover as the half in the scheduler knows it.
+
+Where the worker is in another process, orders go out with a step, and reports come back with the
+output of a later one. Where it is in the same thread they go from hand to hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +21,39 @@ from forebay.transfer.messages import (
     TransferClass,
 )
 from forebay.transfer.mover import DEFAULT_WAIT_S
-from forebay.vllm.messages import Expedite, Orders
+from forebay.vllm.messages import Expedite, News, Orders
+
+
+class Hands(Protocol):
+    """A worker in the same thread. See `Mover` for what each does."""
+
+    def submit(self, transfers: Sequence[Transfer]) -> None:
+        """Take over transfers."""
+        ...
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """Stop transfers."""
+        ...
+
+    def expedite(self, each: Expedite) -> None:
+        """Raise the urgency of transfers."""
+        ...
+
+    def news(self) -> News | None:
+        """What is new since the last time, if anything is."""
+        ...
 
 
 class Mailbox:
-    """A `Mover` that collects what it is told until `post`, and reports what `deliver` brought.
+    """A `Mover` that tells `hands` at once what it is told, if there are any, or collects it until
+    `post`, and reports what `deliver` brought.
 
     Steps are numbered by whoever posts; the worker launches them. Nothing here blocks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hands: Callable[[], Hands | None] = lambda: None) -> None:
+        self._hands = hands
+        self._new_loads: list[int] = []
         self._submit: list[Transfer] = []
         self._cancel: list[int] = []
         self._expedite: list[Expedite] = []
@@ -39,10 +64,10 @@ class Mailbox:
 
     # -- for the scheduler half ------------------------------------------------------------------
 
-    @property
-    def new_loads(self) -> list[int]:
-        """The loads submitted since the last `post`."""
-        return [each.id for each in self._submit if each.direction is Direction.LOAD]
+    def take_new_loads(self) -> list[int]:
+        """The loads submitted since the last time."""
+        loads, self._new_loads = self._new_loads, []
+        return loads
 
     def saves_reading(self, slots: Iterable[int]) -> set[int]:
         """The un-ended saves that read any of these device slots."""
@@ -64,6 +89,11 @@ class Mailbox:
         self._submit, self._cancel, self._expedite = [], [], []
         return orders
 
+    def look(self) -> News | None:
+        """What hands have to say, if there are any."""
+        hands = self._hands()
+        return None if hands is None else hands.news()
+
     def deliver(self, report: Report) -> None:
         """The worker's report came."""
         self._reports.append(report)
@@ -71,22 +101,36 @@ class Mailbox:
     # -- for what submits ------------------------------------------------------------------------
 
     def submit(self, transfers: Sequence[Transfer]) -> None:
-        """See `Mover.submit`: with the next step's orders."""
+        """See `Mover.submit`: at once, or with the next step's orders."""
         for each in transfers:
-            self._submit.append(each)
             if each.direction is Direction.SAVE:
                 self._saves[each.id] = each.sources
                 self._save_of_slot.update(dict.fromkeys(each.sources.tolist(), each.id))
+            else:
+                self._new_loads.append(each.id)
+        hands = self._hands()
+        if hands is None:
+            self._submit.extend(transfers)
+        else:
+            hands.submit(transfers)
 
     def cancel(self, ids: Sequence[int]) -> None:
-        """See `Mover.cancel`: with the next step's orders."""
-        self._cancel.extend(ids)
+        """See `Mover.cancel`: at once, or with the next step's orders."""
+        hands = self._hands()
+        if hands is None:
+            self._cancel.extend(ids)
+        else:
+            hands.cancel(ids)
 
     def expedite(
         self, ids: Sequence[int], transfer_class: TransferClass, deadline_s: float
     ) -> None:
-        """See `Mover.expedite`: with the next step's orders."""
-        self._expedite.append(Expedite(tuple(ids), transfer_class, deadline_s))
+        """See `Mover.expedite`: at once, or with the next step's orders."""
+        each, hands = Expedite(tuple(ids), transfer_class, deadline_s), self._hands()
+        if hands is None:
+            self._expedite.append(each)
+        else:
+            hands.expedite(each)
 
     def use_bands(self, ids: Sequence[int], ends: Sequence[int]) -> None:
         """A start by layer is the engine's own; vLLM's steps wait for nothing."""

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Any
 
 from forebay.core.directory import Session
+from forebay.core.planner import Running
 from forebay.core.requests import Hint
 from forebay.vllm.adapter import Scheduled, VllmRequest
 from forebay.vllm.wishes import NAME, Wishes
@@ -59,6 +60,13 @@ class Record:
         self.turn, self.local_tokens = Turn.NOT_ASKED, 0
         self.asked_s = None
         self.table, self.named, self.session = [], 0, None
+
+    def progress(self) -> Running:
+        """What it has left to compute and to answer."""
+        request = self.request
+        left = max(0, request.num_tokens - request.num_computed_tokens)
+        answer = max(0, request.max_tokens - request.num_output_tokens)
+        return Running(left if left > 1 else 0, answer)
 
     def answer(self) -> dict[str, Any] | None:
         """What its client is told in the answer's `kv_transfer_params`, if it asked for anything.

@@ -6,7 +6,7 @@ request whose loads have not landed it is told to ask again at its next step, an
 others. There is no second way for a hit to come in: what is late, refused or failed is computed.
 
 Nothing takes a block of vLLM's pool while vLLM schedules: it may have looked up blocks that it does
-not hold yet. Loads start when the step is complete (`orders`), and go out with it.
+not hold yet. Loads start when the step is complete (`orders`), on an idle engine before it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from forebay.config import CacheSettings
 from forebay.core.flights import Flights
 from forebay.core.ledger import PrefetchLedger
 from forebay.core.modes import ModeSwitch
-from forebay.core.planner import Running
 from forebay.core.rates import Average, Rates
 from forebay.core.requests import Request, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
-from forebay.errors import ProtocolError
-from forebay.transfer.messages import Completion, Outcome
 from forebay.vllm.adapter import BlockPool, Step, VllmRequest
 from forebay.vllm.books import Books
 from forebay.vllm.control import ModeFile
+from forebay.vllm.copies import Copies
 from forebay.vllm.events import HostEvents
 from forebay.vllm.hints import NO_HINTS, HintBounds, Hints
-from forebay.vllm.mailbox import Mailbox
+from forebay.vllm.mailbox import Hands, Mailbox
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.naming import Naming
 from forebay.vllm.pool import VllmDevicePool
 from forebay.vllm.records import Record, Turn
 from forebay.vllm.turns import Turns
 from forebay.vllm.wishes import Wishes
+
+_PIECE_BYTES = 256 << 20
+"""A load goes in such pieces: 5 ms of a fast link."""
 
 
 class SchedulerHalf:
@@ -69,6 +70,7 @@ class SchedulerHalf:
         hint_bounds: HintBounds = NO_HINTS,
         mode_file: str = "",
         events: bool = False,
+        hands: Callable[[], Hands | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -93,14 +95,15 @@ class SchedulerHalf:
             self._device,
             lambda: self._host_slots,
         )
-        self._mail = mail = Mailbox()
+        self._mail = mail = Mailbox(hands)
         self.rates = rates = Rates(Average(settings.link_bytes_per_s))
         self._switch = switch = ModeSwitch(settings.mode)
         self._line = line = WaitingLine(store, settings.block_tokens)
         self._flights = flights = Flights(1)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
+        piece = max(1, _PIECE_BYTES // settings.block_bytes)
         self._loads = Loads(
-            settings, switch, store, line, flights, ledger, rates, mail, self._patience_s
+            settings, switch, store, line, flights, ledger, rates, mail, self._patience_s, piece
         )
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
         self._saves = Saves(settings, switch, store, flights, rates, mail, displaces=True)
@@ -127,9 +130,17 @@ class SchedulerHalf:
         self._records: dict[str, Record] = {}
         self._by_id: dict[int, Record] = {}
         self._running: dict[int, Record] = {}
+        self._copies = Copies(
+            self._device,
+            flights,
+            self._loads,
+            self._saves,
+            mail,
+            self.books.account,
+            self._by_id,
+        )
         self._last_id = 0
         self._resets = 0
-        self._moved_s = 0.0
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -141,6 +152,7 @@ class SchedulerHalf:
         self._records[request.request_id] = self._by_id[record.id] = record
         self._note_wishes(record)
         self._wait(record)
+        self._begin_at_once(record)
 
     def asked(self, request: VllmRequest, local_tokens: int) -> bool:
         """vLLM could start `request` with `local_tokens` that it found itself. Takes no block.
@@ -217,13 +229,13 @@ class SchedulerHalf:
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
         self.books.scheduled(number, step, now_s, loads_lack=self._turns.lack_loads)
-        running = map(_progress, self._running.values())
+        running = map(Record.progress, self._running.values())
         free_run_slots = max(0, self._most_running - len(self._running))
         self._turns.take(free_run_slots, now_s)
         self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         if len(self._line):
             self._ahead.plan(now_s, running, free_run_slots, 0)
-        self._name_loads(now_s)
+        self._copies.name_loads(now_s)
         if self._host_slots:
             self._saves.flush(now_s)
         self._device.guard(self._next_step_blocks)
@@ -232,32 +244,26 @@ class SchedulerHalf:
 
     def heard(self, step: int, told: News | None) -> None:
         """The output of the step of this number came, with the worker's news, if there are any."""
-        now_s = self._clock()
-        self.books.step_ended(step, now_s)
-        if told is None:
-            return
-        self._catch_up()
-        self._host_slots = told.host_slots
-        self._store.advance(told.report.completed_step)
-        self._mail.deliver(told.report)
-        news = self._mail.poll()
-        for transfer in news.issued:
-            self._loads.issued(transfer, now_s)
-        for completion in news.completions:
-            self._ended(completion, now_s)
-        self._catch_up()
+        self.books.step_ended(step, self._clock())
+        self.look()
+        if told is not None:
+            self._take(told)
+
+    def look(self) -> None:
+        """See what is new with a worker in this thread. Not while vLLM schedules."""
+        news = self._mail.look()
+        if news is not None:
+            self._take(news)
 
     @property
     def busy(self) -> bool:
         """Whether copies are under way, or to be: vLLM must go on stepping."""
-        return len(self._flights) > 0 or self._saves.pending
+        return self._copies.under_way
 
     @property
     def gives_back_soon(self) -> bool:
         """Whether loads hold blocks that vLLM's pool has back soon."""
-        if not self._flights.load_blocks or self._loads.link.stopped:
-            return False
-        return self._clock() - self._moved_s < self._loads.longest_s
+        return self._copies.give_back_soon(self._clock())
 
     def forget_all(self) -> None:
         """What was saved so far is not to be found any more: the weights may be others."""
@@ -279,6 +285,16 @@ class SchedulerHalf:
         """Counters since the start."""
         return self.books.stats()
 
+    # -- inside: the worker's news ---------------------------------------------------------------
+
+    def _take(self, told: News) -> None:
+        now_s = self._clock()
+        self._catch_up()
+        self._host_slots = told.host_slots
+        self._store.advance(told.report.completed_step)
+        self._copies.reported(told.report, now_s)
+        self._catch_up()
+
     # -- inside: the queue -----------------------------------------------------------------------
 
     def _note_wishes(self, record: Record) -> None:
@@ -296,6 +312,24 @@ class SchedulerHalf:
                 record.hint_refused = hint
             else:
                 record.hint = hint
+
+    def _begin_at_once(self, record: Record) -> None:
+        """On an idle engine the next step is this request's: its loads need not wait for it."""
+        entry = self._line.get(record.id)
+        if entry is None or self._line.head(1) != [entry] or not self._idle:
+            return
+        now_s = self._clock()
+        self._catch_up()
+        if record.hint is None:
+            self._turns.begin(entry, now_s)
+        else:
+            self._ahead.plan(now_s, (), self._most_running, 0)
+        self._copies.name_loads(now_s)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether no step computes anything and no request could."""
+        return not self.books.computes and not self._running
 
     def _let_hint_go(self, hint: int) -> None:
         """The hint is over: its entry leaves the line; its own request goes on like any other."""
@@ -381,33 +415,3 @@ class SchedulerHalf:
             end = part.start + part.tokens
             if end >= (record.named + 1) * block_tokens:
                 self._naming.name(self._namespace, record, end)
-
-    def _name_loads(self, now_s: float) -> None:
-        """vLLM finds what loads bring by the hashes of a request that they are for."""
-        if self._mail.new_loads:
-            self._moved_s = now_s
-        for transfer in self._mail.new_loads:
-            flight = self._flights.get(transfer)
-            if flight is not None and flight.dependents:
-                record = self._by_id[min(flight.dependents)]
-                self._device.loads_for(record.request, flight.blocks)
-
-    def _ended(self, completion: Completion, now_s: float) -> None:
-        flight = self._flights.get(completion.id)
-        if flight is None:
-            raise ProtocolError(f"transfer {completion.id} ended twice")
-        if flight.is_load:
-            self._moved_s = now_s
-            self._loads.ended(completion, self.books.account.loaded(completion), now_s)
-            return
-        self._saves.ended(completion, now_s)
-        self.books.account.saved(completion)
-        if completion.outcome is Outcome.CANCELLED:
-            self._saves.again(flight.blocks[completion.blocks_done :])
-
-
-def _progress(record: Record) -> Running:
-    request = record.request
-    left = max(0, request.num_tokens - request.num_computed_tokens)
-    answer = max(0, request.max_tokens - request.num_output_tokens)
-    return Running(left if left > 1 else 0, answer)

@@ -65,6 +65,14 @@ class Turns:
         ahead = entry.blocks[entry.covered : entry.loadable]
         return entry.here > 0 and bool(self._store.loading(ahead).any())
 
+    def begin(self, entry: Waiting, now_s: float) -> None:
+        """Its turn comes with the next step, which vLLM schedules right away: start what it
+        lacks.
+        """
+        if self.lacks(entry, now_s):
+            self._turning.add(entry.request.id)
+            self._start(entry, now_s, first=True)
+
     def take(self, free_run_slots: int, now_s: float) -> None:
         """The step is complete: start what the next of those lack that were put off in it."""
         asked, self._asked = self._asked, {}
@@ -77,9 +85,7 @@ class Turns:
         for record in asked.values():
             record.turn = Turn.WAITS
         for place, entry in enumerate(entries):
-            if self._loads.turn(entry, now_s, first=not place) is NotYet.FULL:
-                # It is not its loads that it waits for.
-                entry.demanded_s = None
+            if not self._start(entry, now_s, first=not place):
                 if not place:
                     asked[entry.request.id].turn = Turn.NO_ROOM
                 break
@@ -91,6 +97,14 @@ class Turns:
     def clear(self) -> None:
         """All wait anew."""
         self._asked.clear()
+
+    def _start(self, entry: Waiting, now_s: float, *, first: bool) -> bool:
+        """Start its loads. Returns whether there was room for them."""
+        if self._loads.turn(entry, now_s, first=first) is not NotYet.FULL:
+            return True
+        # It is not its loads that it waits for.
+        entry.demanded_s = None
+        return False
 
     def _not_yet(self, request: int) -> None:
         """vLLM has no run slot for it any more: look-ahead goes on with it, if it still waits."""

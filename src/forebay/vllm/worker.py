@@ -1,8 +1,8 @@
 """The half in vLLM's worker: the native mover over vLLM's KV tensors.
 
-It carries out orders and decides nothing. Each step: what must not read its slots any more is ended
-before it starts (`begin`), what may move beside it is submitted, and once it is launched
-(`launched`) what waits for it goes on.
+It carries out orders and decides nothing. Transfers come with a step, or at any time from a half in
+the same thread. Each step: what must not read its slots any more is ended before it starts
+(`begin`), and once it is launched (`launched`) what waits for it goes on.
 
 On a GPU a step is launched long before it runs, and the next one too. What orders copies against
 steps is the same: a step's number counts when the event recorded behind it on vLLM's stream has
@@ -12,24 +12,27 @@ come. No step waits for a load: vLLM finds a block only after its load was seen 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from forebay.errors import SettingsError
 from forebay.transfer.host import HostMemory
-from forebay.transfer.messages import Completion, Outcome, Report
+from forebay.transfer.messages import Completion, Direction, Outcome, Report, Transfer
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
 from forebay.vllm.measures import Values
-from forebay.vllm.messages import News, Orders
+from forebay.vllm.messages import Expedite, News, Orders
 from forebay.vllm.options import Options
 
 _SETTLE_S = 30.0
 """Bound of the wait for a save that was cancelled: two windows of the slowest link."""
 _IDLE_S = 0.001
 """How long a step without work waits for news, so that vLLM does not spin through such steps."""
+_NEAR_S = 0.004
+"""And how long for the end of the loads under way where that is near: vLLM sleeps for a ms behind
+such a step, and a load that ends meanwhile is seen later."""
 _CLOSE_S = 10.0
 
 
@@ -70,6 +73,7 @@ class WorkerHalf:
             self._host.close()
             raise
         self._caches = caches
+        self._block_bytes = shape.block_bytes
         self._step = 0
         self._idle = False
         self._launched = True
@@ -77,7 +81,9 @@ class WorkerHalf:
         self._issued: list[int] = []
         self._completions: list[Completion] = []
         self._completed_step = 0
-        self._flying: set[int] = set()
+        # Un-ended transfers, and the bytes of those that are loads.
+        self._flying: dict[int, int] = {}
+        self._loads_per_s = 0.0
         self._torn: set[int] = set()
         self._settled_s = 0.0
 
@@ -99,14 +105,26 @@ class WorkerHalf:
         self._step, self._launched, self._idle = orders.step, False, orders.idle
         if orders.settle:
             # Some ended since, and the scheduler has not heard of it yet.
-            self._settle(self._flying.intersection(orders.settle))
-        if orders.submit:
-            self._mover.submit(orders.submit)
-            self._flying.update(each.id for each in orders.submit)
-        if orders.cancel:
-            self._mover.cancel(orders.cancel)
+            self._settle(self._flying.keys() & orders.settle)
+        self.submit(orders.submit)
+        self.cancel(orders.cancel)
         for each in orders.expedite:
-            self._mover.expedite(each.ids, each.transfer_class, each.deadline_s)
+            self.expedite(each)
+
+    def submit(self, transfers: Sequence[Transfer]) -> None:
+        """Take over transfers, whatever step is under way."""
+        if transfers:
+            self._mover.submit(transfers)
+            self._flying.update((each.id, self._load_bytes(each)) for each in transfers)
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """Stop transfers."""
+        if ids:
+            self._mover.cancel(ids)
+
+    def expedite(self, each: Expedite) -> None:
+        """Raise the urgency of transfers."""
+        self._mover.expedite(each.ids, each.transfer_class, each.deadline_s)
 
     def launched(self) -> None:
         """All work of the step was given to vLLM's stream; on a CPU it has run."""
@@ -114,12 +132,16 @@ class WorkerHalf:
             self._launched = True
             self._mover.step_launched(self._step, self._stream())
 
-    def report(self) -> News | None:
-        """What is new, if anything is."""
+    def step_over(self) -> None:
+        """The end of a step. One without work waits a little for a copy to end, if none has."""
         self.launched()
         self._take()
         if self._idle:
             self._wait_for_an_end()
+
+    def news(self) -> News | None:
+        """What is new, if anything is."""
+        self._take()
         slots = self._host.ready_slots()
         if not self._issued and not self._completions and slots == self._told_slots:
             return None
@@ -137,8 +159,7 @@ class WorkerHalf:
         self._host.close()
 
     def _wait_for_an_end(self) -> None:
-        """Wait a little for a copy to end, where none has and some are under way."""
-        until_s = time.monotonic() + _IDLE_S
+        until_s = time.monotonic() + (_NEAR_S if self._near() else _IDLE_S)
         while self._flying and not self._completions:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -146,12 +167,20 @@ class WorkerHalf:
             self._mover.wait_news(left_s)
             self._take()
 
+    def _near(self) -> bool:
+        """Whether all loads under way end soon, at the rate of the last one."""
+        left = sum(self._flying.values())
+        return 0 < left <= self._loads_per_s * _NEAR_S
+
     def _take(self) -> None:
         report = self._mover.poll()
         self._issued += report.issued
         self._completed_step = report.completed_step
         for each in report.completions:
-            self._flying.discard(each.id)
+            loaded = self._flying.pop(each.id, 0)
+            if loaded and each.outcome is Outcome.DONE:
+                took_s = each.finished_s - each.started_s
+                self._loads_per_s = loaded / took_s if took_s > 0 else 0.0
             self._completions.append(self._as_told(each))
 
     def _as_told(self, completion: Completion) -> Completion:
@@ -166,15 +195,20 @@ class WorkerHalf:
             error="its source was written before it ended",
         )
 
+    def _load_bytes(self, transfer: Transfer) -> int:
+        if transfer.direction is not Direction.LOAD:
+            return 0
+        return len(transfer.sources) * self._block_bytes
+
     def _settle(self, saves: set[int]) -> None:
         """End `saves`, or take care that nothing of them is used."""
         self._mover.cancel(sorted(saves))
         began_s = time.monotonic()
         until_s = began_s + _SETTLE_S
-        while saves & self._flying and time.monotonic() < until_s:
+        while saves & self._flying.keys() and time.monotonic() < until_s:
             self._mover.wait_news(0.1)
             self._take()
-        self._torn |= saves & self._flying
+        self._torn |= saves & self._flying.keys()
         self._settled_s += time.monotonic() - began_s
 
 

@@ -1,0 +1,82 @@
+"""Copies under way, as the half in the scheduler follows them: from their start to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from forebay.cache.account import Account
+from forebay.cache.loads import Loads
+from forebay.cache.saves import Saves
+from forebay.core.flights import Flights
+from forebay.errors import ProtocolError
+from forebay.transfer.messages import Completion, Outcome, Report
+from forebay.vllm.mailbox import Mailbox
+from forebay.vllm.pool import VllmDevicePool
+from forebay.vllm.records import Record
+
+
+class Copies:
+    """The transfers in `flights`, told to `mail`; `records` are the requests, by our id."""
+
+    def __init__(
+        self,
+        device: VllmDevicePool,
+        flights: Flights,
+        loads: Loads,
+        saves: Saves,
+        mail: Mailbox,
+        account: Account,
+        records: Mapping[int, Record],
+    ) -> None:
+        self._device = device
+        self._flights = flights
+        self._loads = loads
+        self._saves = saves
+        self._mail = mail
+        self._account = account
+        self._records = records
+        self._moved_s = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there are any, or are to be: vLLM must go on stepping."""
+        return len(self._flights) > 0 or self._saves.pending
+
+    def give_back_soon(self, now_s: float) -> bool:
+        """Whether loads hold blocks that vLLM's pool has back soon."""
+        if not self._flights.load_blocks or self._loads.link.stopped:
+            return False
+        return now_s - self._moved_s < self._loads.longest_s
+
+    def name_loads(self, now_s: float) -> None:
+        """vLLM finds what new loads bring by the hashes of a request that they are for."""
+        loads = self._mail.take_new_loads()
+        if loads:
+            self._moved_s = now_s
+        for transfer in loads:
+            flight = self._flights.get(transfer)
+            if flight is not None and flight.dependents:
+                record = self._records[min(flight.dependents)]
+                self._device.loads_for(record.request, flight.blocks)
+
+    def reported(self, report: Report, now_s: float) -> None:
+        """What the mover says."""
+        self._mail.deliver(report)
+        news = self._mail.poll()
+        for transfer in news.issued:
+            self._loads.issued(transfer, now_s)
+        for completion in news.completions:
+            self._ended(completion, now_s)
+
+    def _ended(self, completion: Completion, now_s: float) -> None:
+        flight = self._flights.get(completion.id)
+        if flight is None:
+            raise ProtocolError(f"transfer {completion.id} ended twice")
+        if flight.is_load:
+            self._moved_s = now_s
+            self._loads.ended(completion, self._account.loaded(completion), now_s)
+            return
+        self._saves.ended(completion, now_s)
+        self._account.saved(completion)
+        if completion.outcome is Outcome.CANCELLED:
+            self._saves.again(flight.blocks[completion.blocks_done :])
