@@ -20,6 +20,7 @@ constexpr Result kNoMemory = 2;
 constexpr Result kIllegalAddress = 700;
 constexpr Result kNotSupported = 801;
 constexpr Result kWhileCapturing = 900;
+constexpr Result kCaptured = 907;
 constexpr int kGlobal = 0;
 constexpr int kRelaxed = 2;
 
@@ -54,6 +55,7 @@ Result driver_version(int* version) {
 Result error_name(Result result, const char** name) {
   *name = result == kNoMemory         ? "CUDA_ERROR_OUT_OF_MEMORY"
           : result == kIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : result == kCaptured       ? "CUDA_ERROR_CAPTURED_EVENT"
                                       : "CUDA_ERROR_NOT_SUPPORTED";
   return kSuccess;
 }
@@ -123,7 +125,9 @@ Result destroy_stream(void* stream) { return unmake(stream, "streams"); }
 Result create_event(void** event, unsigned) { return make(event, "events"); }
 Result destroy_event(void* event) { return unmake(event, "events"); }
 Result record_event(void*, void*) { return state(); }
-Result query_event(void*) { return state(); }
+Result query_event(void*) {
+  return setting("FAKE_CUDA_CAPTURED", 0) != 0 ? kCaptured : state();
+}
 Result elapsed_ms(float* ms, void*, void*) {
   *ms = 0;
   return state();

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
 
-from forebay.errors import NotIssuedError, SettingsError
+from forebay.errors import DeviceError, NotIssuedError, SettingsError
 from forebay.transfer.messages import Outcome
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pinned import PinnedArena
@@ -34,6 +36,30 @@ def test_a_save_waits_for_the_step_that_writes(make_rig):
     assert rig.end_of(save).outcome is Outcome.DONE
     assert (rig.host[5] == 7).all()
     assert rig.completed_step == 1
+
+
+def test_a_step_that_is_captured_is_refused_and_counts_where_it_is_launched(make_rig):
+    rig = make_rig()
+    stream = torch.cuda.Stream()
+    said = ""
+    # The driver may end the capture for it.
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        rig.device.fill_(3)
+        try:
+            rig.mover.step_launched(1, stream.cuda_stream)
+        except DeviceError as error:
+            said = str(error)
+    assert "step 1 would never count as run" in said
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        torch.cuda._sleep(100_000_000)
+        rig.device.fill_(7)
+    save = rig.save([3], [5], after=1)
+    with torch.cuda.stream(stream):
+        graph.replay()
+    rig.mover.step_launched(1, stream.cuda_stream)
+    assert rig.end_of(save).outcome is Outcome.DONE
+    assert (rig.host[5] == 7).all()
 
 
 def test_a_step_behind_a_wait_reads_what_was_loaded(make_rig):

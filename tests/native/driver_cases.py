@@ -146,6 +146,17 @@ def a_fault_ends_everything_as_failed() -> None:
     print(refused, live(), time.monotonic() - began_s < 10)
 
 
+def a_step_that_is_captured() -> None:
+    link = Link()
+    os.environ["FAKE_CUDA_CAPTURED"] = "1"
+    print(said(DeviceError, link.mover.step_launched, 1, 0))
+    os.environ["FAKE_CUDA_CAPTURED"] = "0"
+    link.mover.step_launched(1, 0)
+    assert link.mover.poll().completed_step == 1
+    assert link.mover.core.events_in_use == 0
+    link.close()
+
+
 def memory_that_may_not_be_registered() -> None:
     arena = PinnedArena(SLOTS * BLOCK, BLOCK)
     assert arena.ready_bytes == SLOTS * BLOCK

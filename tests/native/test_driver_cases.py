@@ -96,6 +96,13 @@ def test_a_fault_of_the_device_fails_what_is_in_flight_and_what_comes_later(driv
     assert NOTHING_LEFT in said
 
 
+def test_a_step_that_is_captured_is_refused_since_it_would_never_end(driver):
+    said = run(driver, "a_step_that_is_captured")
+    assert "step 1 would never count as run" in said
+    assert "CUDA_ERROR_CAPTURED_EVENT" in said
+    assert "where it is launched" in said
+
+
 def test_memory_that_may_not_be_registered_is_allocated_by_the_driver(driver):
     said = run(driver, "memory_that_may_not_be_registered", GOOD_REGISTRATIONS=0)
     assert said.startswith("allocated")

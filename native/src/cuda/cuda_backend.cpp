@@ -185,7 +185,7 @@ Signal CudaBackend::stream_wait(StreamHandle stream, Event event, double) {
 
 std::string CudaBackend::error_text(Event event) {
   const Result error = as_event(event).error;
-  return error == kSuccess ? std::string() : driver_.describe("the copy failed", error);
+  return error == kSuccess ? std::string() : driver_.describe("its event failed", error);
 }
 
 bool CudaBackend::span(StreamHandle handle, Event event, double& start_s, double& end_s) {

@@ -94,9 +94,12 @@ void Core::step_launched(std::int64_t step, StreamHandle stream) {
   try {
     event = events_.acquire();
     backend_->record(event->handle, stream);
-    if (backend_->query(event->handle) != Signal::done) {
-      watchers_.watch(stream, step, *event);
-      return;
+    const Signal signal = backend_->query(event->handle);
+    if (signal == Signal::pending) return watchers_.watch(stream, step, *event);
+    if (signal == Signal::failed) {
+      throw BackendError("step " + std::to_string(step) + " would never count as run: " +
+                         backend_->error_text(event->handle) +
+                         "; of a graph tell where it is launched, not where it is captured");
     }
   } catch (...) {
     if (event != nullptr) events_.host_saw(*event);

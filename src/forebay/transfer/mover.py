@@ -68,7 +68,8 @@ class Mover(Protocol):
     def step_launched(self, step: int, stream: int = 0) -> None:
         """Say that all work of `step` has been given to `stream`. With stream 0 it has run.
 
-        Raises `ProtocolError` for a step that was launched or abandoned before.
+        Raises `ProtocolError` for a step that was launched or abandoned before, `DeviceError` where
+        its end could never be seen: a device that broke, a stream that is being captured.
         """
         ...
 
