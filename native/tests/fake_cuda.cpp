@@ -17,6 +17,7 @@ namespace {
 using Result = int;
 constexpr Result kSuccess = 0;
 constexpr Result kNoMemory = 2;
+constexpr Result kNotInitialized = 3;
 constexpr Result kIllegalAddress = 700;
 constexpr Result kNotSupported = 801;
 constexpr Result kWhileCapturing = 900;
@@ -65,7 +66,7 @@ Result error_text(Result, const char** text) {
 }
 Result device_count(int* devices) {
   *devices = static_cast<int>(setting("FAKE_CUDA_DEVICES", 1));
-  return kSuccess;
+  return setting("FAKE_CUDA_FORKED", 0) != 0 ? kNotInitialized : kSuccess;
 }
 Result device(int* device, int index) {
   *device = index;

@@ -81,6 +81,10 @@ def a_driver_that_cannot_be_used() -> None:
     print(said(SettingsError, cuda_devices))
 
 
+def a_fork() -> None:
+    print(said(DeviceError, cuda_devices))
+
+
 def no_device() -> None:
     print(said(SettingsError, PinnedArena, 4096, 4096))
 

@@ -70,6 +70,10 @@ def test_an_old_driver_is_refused_with_what_to_do(ancient):
     assert said == "the NVIDIA driver is older than CUDA 12.0: install a newer one\n"
 
 
+def test_a_process_that_was_forked_under_a_driver_is_told_so(driver):
+    assert "start it by spawn" in run(driver, "a_fork", FORKED=1)
+
+
 def test_a_machine_whose_driver_sees_no_device_is_told_so(driver):
     assert "this process sees 0" in run(driver, "no_device", DEVICES=0)
 

@@ -121,7 +121,13 @@ std::string Driver::describe(const char* what, Result result) const {
 int device_count() {
   int count = 0;
   const Driver& driver = Driver::get();
-  driver.check("counting devices", driver.device_count(&count));
+  const Result counted = driver.device_count(&count);
+  if (counted == kNotInitialized) {
+    throw BackendError(
+        "this process was forked from one that had started CUDA, and cannot use it: start it by "
+        "spawn (multiprocessing.get_context(\"spawn\"))");
+  }
+  driver.check("counting devices", counted);
   return count;
 }
 

@@ -20,6 +20,7 @@ using Stream = struct StreamOpaque*;
 using EventHandle = struct EventOpaque*;
 
 inline constexpr Result kSuccess = 0;
+inline constexpr Result kNotInitialized = 3;
 inline constexpr Result kNotReady = 600;
 
 inline constexpr unsigned kStreamNonBlocking = 0x1;

@@ -191,6 +191,10 @@ def _hidden(result: ModeResult) -> str:
     return "-" if hidden is None else f"{hidden:.0%}"
 
 
+def _seconds(time_s: float) -> str:
+    return f"{time_s:.2f}" if time_s >= 0.1 else f"{time_s:.4f}"
+
+
 def _mb(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.0f}"
 
@@ -207,8 +211,8 @@ _ROWS: dict[str, dict[str, _Cell]] = {
         "saved": lambda result: _mb(result.stats.saved_bytes),
     },
     "loads, s": {
-        "link busy": lambda result: f"{result.stats.load_s:.2f}",
-        "steps held back": lambda result: f"{result.stall_s:.2f}",
+        "link busy": lambda result: _seconds(result.stats.load_s),
+        "steps held back": lambda result: _seconds(result.stall_s),
         "hidden share": _hidden,
     },
     "MB prefetched": {

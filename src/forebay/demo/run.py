@@ -50,9 +50,12 @@ class ModeResult:
 
     @property
     def hidden_share(self) -> float | None:
-        """The share of the link's time for loads in which no step was held back; None: no loads."""
+        """The share of the link's time for loads in which no step was held back; None: no loads.
+
+        0 where steps were held back for longer than the copies took.
+        """
         load_s = self.stats.load_s
-        return 1.0 - self.stall_s / load_s if load_s > 0 else None
+        return max(0.0, 1.0 - self.stall_s / load_s) if load_s > 0 else None
 
 
 def throttled_link(loaded: LoadedModel, settings: DemoSettings) -> tuple[float, float]:

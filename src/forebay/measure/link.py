@@ -207,7 +207,7 @@ class Carrier:
         """
         rounds = 0
         if directions:
-            rate = max(self.bytes_per_s(self.most_blocks, *directions) for _ in range(2))
+            rate = max(self.bytes_per_s(self.most_blocks, *directions) for _ in range(4))
             round_s = len(directions) * self.most_blocks * self.block_bytes / rate
             rounds = math.ceil(_AHEAD * (_HEAD_START_S + most_s) / round_s)
         flow = Flow(
