@@ -29,6 +29,8 @@ ENGINE = {
     "max_model_len": 4096,
     "max_num_batched_tokens": 1024,
     "gpu_memory_utilization": 0.2,
+    # So that vLLM does not measure what is free, which others may change meanwhile.
+    "kv_cache_memory_bytes": 256 << 20,
 }
 
 

@@ -27,6 +27,8 @@ ENGINE = {
     "num_gpu_blocks_override": 300,
     "max_num_batched_tokens": 512,
     "gpu_memory_utilization": 0.2,
+    # So that vLLM does not measure what is free, which others may change meanwhile.
+    "kv_cache_memory_bytes": 256 << 20,
     "disable_custom_all_reduce": True,
 }
 
