@@ -2,171 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-GIB = 1 << 30
-
-LLAMA_3_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-}
-"""The shape of Llama 3.1 8B."""
-
-TINY: dict[str, Any] = {
-    **LLAMA_3_8B,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 1024,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "max_position_embeddings": 4096,
-}
-"""For rehearsals on a CPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """How large everything is. Lengths are in tokens."""
-
-    model: Mapping[str, Any]
-    dtype: str
-    block_tokens: int
-    host_bytes: int
-    step_tokens: int
-    max_model_len: int
-    gpu: bool
-
-    blocks: int
-    all_resident_blocks: int
-    small_blocks: int
-    most_running: int
-    small_most_running: int
-
-    solo_lengths: tuple[int, ...]
-    hint_lead_s: float
-    users: int
-    turns: int
-    context: int
-    question: int
-    no_hit_requests: int
-    no_hit_prompt: int
-    no_hit_answer: int
-    itl_running: int
-    itl_answer: int
-    itl_arrivals: int
-    itl_prompt: int
-    itl_gap_s: float
-    thrash_requests: int
-    thrash_prompt: int
-    thrash_answer: int
-    convoy_requests: int
-    convoy_prefix: int
-    convoy_suffix: int
-
-    @property
-    def token_bytes(self) -> int:
-        """KV of one token in all layers."""
-        width = {"bfloat16": 2, "float32": 4}[self.dtype]
-        shape = self.model
-        per_layer = 2 * shape["num_key_value_heads"] * shape["head_dim"] * width
-        return shape["num_hidden_layers"] * per_layer
-
-
-FULL = Sizes(
-    model=LLAMA_3_8B,
-    dtype="bfloat16",
-    block_tokens=16,
-    host_bytes=48 * GIB,
-    step_tokens=8192,
-    max_model_len=36864,
-    gpu=True,
-    blocks=10_000,
-    all_resident_blocks=20_000,
-    small_blocks=4_000,
-    most_running=8,
-    small_most_running=64,
-    solo_lengths=(16_384, 32_768),
-    hint_lead_s=0.1,
-    users=24,
-    turns=3,
-    context=12_288,
-    question=256,
-    no_hit_requests=24,
-    no_hit_prompt=4_096,
-    no_hit_answer=64,
-    itl_running=4,
-    itl_answer=240,
-    itl_arrivals=12,
-    itl_prompt=8_192,
-    itl_gap_s=0.1,
-    thrash_requests=40,
-    thrash_prompt=8_000,
-    thrash_answer=64,
-    convoy_requests=50,
-    convoy_prefix=10_240,
-    convoy_suffix=128,
-)
-
-REHEARSAL = Sizes(
-    model=TINY,
-    dtype="float32",
-    block_tokens=32,
-    host_bytes=64 << 20,
-    step_tokens=256,
-    max_model_len=768,
-    gpu=False,
-    blocks=80,
-    all_resident_blocks=400,
-    small_blocks=60,
-    most_running=4,
-    small_most_running=16,
-    solo_lengths=(256, 512),
-    hint_lead_s=0.1,
-    users=6,
-    turns=3,
-    context=256,
-    question=32,
-    no_hit_requests=6,
-    no_hit_prompt=128,
-    no_hit_answer=4,
-    itl_running=2,
-    itl_answer=40,
-    itl_arrivals=3,
-    itl_prompt=256,
-    itl_gap_s=0.05,
-    thrash_requests=20,
-    thrash_prompt=480,
-    thrash_answer=4,
-    convoy_requests=8,
-    convoy_prefix=320,
-    convoy_suffix=32,
-)
+from sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A connector (or none) and how its engine is set; `small` is a pool of few blocks."""
+    """A connector (or none) and how its engine is set."""
 
     name: str
     connector: Mapping[str, Any] | None = None
@@ -174,6 +20,8 @@ class Arm:
     """The connector's option for the bytes of its host memory."""
     pool: str = "blocks"
     """The field of `Sizes` with the blocks of vLLM's pool."""
+    host: str = "host_bytes"
+    """The one with the bytes of its host memory."""
     running: str = "most_running"
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -187,7 +35,6 @@ class Arm:
         blocks = getattr(sizes, self.pool)
         options: dict[str, Any] = {
             "model": model,
-            "load_format": "dummy",
             "skip_tokenizer_init": True,
             "dtype": sizes.dtype,
             "block_size": sizes.block_tokens,
@@ -197,16 +44,20 @@ class Arm:
             "enable_prefix_caching": True,
             "worker_extension_cls": "weights.RandomWeights",
             "seed": 0,
+            # Whole distributions can be asked for.
+            "max_logprobs": -1,
         }
         if sizes.gpu:
             # Exact, and independent of what else is on the GPU.
             options["kv_cache_memory_bytes"] = blocks * sizes.block_tokens * sizes.token_bytes
             options["gpu_memory_utilization"] = 0.2
+            # Filled with random numbers once it is up.
+            options["load_format"] = "dummy"
         else:
             options["num_gpu_blocks_override"] = blocks
             options["enforce_eager"] = True
         if self.connector is not None:
-            extra = {self.sized_by: sizes.host_bytes}
+            extra = {self.sized_by: getattr(sizes, self.host)}
             options["kv_transfer_config"] = {
                 **self.connector,
                 "kv_role": "kv_both",
@@ -220,7 +71,11 @@ _FOREBAY = {
     "kv_connector_module_path": "forebay.vllm.connector",
 }
 _V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-_SMALL: dict[str, Any] = {"pool": "small_blocks", "running": "small_most_running"}
+_SMALL: dict[str, Any] = {
+    "pool": "small_blocks",
+    "host": "small_host_bytes",
+    "running": "small_most_running",
+}
 _RUNNERS: dict[str, dict[str, str]] = {"": {}, "_v1": _V1}
 _POOLS: dict[str, dict[str, Any]] = {"": {}, "_small": _SMALL}
 
@@ -276,10 +131,3 @@ def offline_environment() -> dict[str, str]:
         ),
         "BENCHMARK_FOLDER": here,
     }
-
-
-def write_model(shape: Mapping[str, Any], folder: Path) -> str:
-    """A model without weights: its shape."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(shape, indent=1), encoding="utf-8")
-    return str(folder)

@@ -1,8 +1,8 @@
 """All arms of one machine start, in groups, within a bound of time; what was finished is kept.
 
-A group's arms are started one after another, and stay up together: the workloads that need pairs
-alternate between them, all others run on one after the other. While an arm is measured no other
-has work.
+A group's arms are started one after another, and stay up together: rounds alternate between them.
+While an arm is measured no other has work. What would not end in time, by the estimates, is left
+out and said to be.
 """
 
 from __future__ import annotations
@@ -16,38 +16,23 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, Arm, Sizes, offline_environment
+from arms import offline_environment
+from estimates import WARM_UP, Group, Planned, round_s, start_s, table, turns
 from process import described, end_group, preload, serve
+from sizes import Sizes
 
 from forebay.measure import report
 
-_ENDING_S = 20.0
-_TOGETHER = ("no_hits", "thrash")
-"""Workloads whose rounds alternate between the arms of a group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """An arm, and how many rounds of each workload it runs."""
-
-    arm: Arm
-    rounds: Mapping[str, int]
-
-    @classmethod
-    def parse(cls, text: str) -> Planned:
-        """From "forebay:solo=4,backlog_64,no_hits=5"."""
-        name, _, told = text.partition(":")
-        rounds: dict[str, int] = {}
-        for each in told.split(",") if told else []:
-            workload, _, count = each.partition("=")
-            rounds[workload] = int(count or 1)
-        return cls(ARMS[name], rounds)
+_ENDING_S = 15.0
+_SLOWEST = 3.0
+"""A round that takes so many times its estimate, and `_GRACE_S` more, hangs."""
+_GRACE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -79,50 +64,50 @@ class Batch:
         self._context: Any = multiprocessing.get_context("fork")
         folder.mkdir(parents=True, exist_ok=True)
 
-    def run(self, groups: Sequence[Sequence[Planned]], least_s: float) -> None:
-        """Run each group for which at least `least_s` seconds are left."""
+    def run(self, groups: Sequence[Group]) -> None:
+        """Run each group whose start leaves time for something."""
         os.environ.update(offline_environment())
         sys.path.insert(0, os.environ["BENCHMARK_FOLDER"])
         paths = [os.environ["BENCHMARK_FOLDER"], os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        print(table(groups, self._sizes, self._left_s()), flush=True)
         began_s = time.monotonic()
         if self._sizes.gpu:
             self._measure_link()
         preload()
         self._say(f"link measured and vLLM imported in {time.monotonic() - began_s:.1f} s")
         for group in groups:
-            names = "+".join(planned.arm.name for planned in group)
-            if self._left_s() < least_s:
-                self._say(f"{names}: left out, {self._left_s():.0f} s are too few")
-                continue
             self._group(group)
         self._say(f"done, {self._left_s():.0f} s left")
 
-    def _group(self, group: Sequence[Planned]) -> None:
-        up: list[Running] = []
+    def _group(self, group: Group) -> None:
+        names = "+".join(planned.arm.name for planned in group)
+        starts_s = sum(start_s(self._sizes, planned.arm) for planned in group)
+        first_s = min((self._round_s(*turn) for turn in turns(group)), default=0.0)
+        if not self._fits(names, starts_s + first_s):
+            return
+        up: dict[str, Running] = {}
         try:
             for planned in group:
-                one = self._launch(planned, beside=[each.planned.arm.name for each in up])
-                up.append(one)
+                one = self._launch(planned, beside=list(up))
+                up[planned.arm.name] = one
                 self._await_start(one)
-            for one in up:
-                self._work(one, "warm_up", 0)
-            for one in up:
-                for workload, rounds in one.planned.rounds.items():
-                    if workload not in _TOGETHER:
-                        for number in range(rounds):
-                            self._work(one, workload, number)
-            for workload in _TOGETHER:
-                most = max(one.planned.rounds.get(workload, 0) for one in up)
-                for number in range(most):
-                    # Who is first changes from round to round.
-                    order = up if number % 2 == 0 else up[::-1]
-                    for one in order:
-                        if number < one.planned.rounds.get(workload, 0):
-                            self._work(one, workload, number)
+            for one in up.values():
+                self._work(one, WARM_UP, 0)
+            for planned, workload, number in turns(group):
+                self._work(up[planned.arm.name], workload, number)
         finally:
-            for one in up:
+            for one in up.values():
                 self._end(one)
+
+    def _round_s(self, planned: Planned, workload: str, number: int) -> float:
+        return round_s(self._sizes, planned.arm, workload, number)
+
+    def _fits(self, what: str, needs_s: float) -> bool:
+        left_s = self._left_s()
+        if needs_s > left_s:
+            self._say(f"{what}: LEFT OUT, it needs about {needs_s:.0f} s of {left_s:.0f}")
+        return needs_s <= left_s
 
     def _launch(self, planned: Planned, beside: list[str]) -> Running:
         ours, theirs = self._context.Pipe()
@@ -149,29 +134,38 @@ class Batch:
         return Running(planned, process, ours, document, file)
 
     def _await_start(self, one: Running) -> None:
-        told = self._answer(one, "ready")
+        told = self._answer(one, "ready", self._left_s())
         if told is not None:
             one.document["start"] = told
-            self._say(f"{one.planned.arm.name}: up after {told['engine_start_s']:.1f} s")
+            self._say(
+                f"{one.planned.arm.name}: up after {told['engine_start_s']:.1f} s, "
+                f"its memory there after {told['memory_settled_s']:.1f} more"
+            )
         one.keep()
 
     def _work(self, one: Running, workload: str, number: int) -> None:
+        what = f"{one.planned.arm.name}: {workload} {number}"
+        needs_s = self._round_s(one.planned, workload, number)
         if one.broken:
+            return
+        if not self._fits(what, needs_s):
+            one.document.setdefault("left_out", []).append(f"{workload} {number}")
+            one.keep()
             return
         began_s = time.monotonic()
         one.pipe.send((workload, number))
-        told = self._answer(one, "done")
+        most_s = min(self._left_s(), _SLOWEST * needs_s + _GRACE_S)
+        told = self._answer(one, "done", most_s)
         if told is not None:
             one.samples.append(told)
-            seconds = time.monotonic() - began_s
-            self._say(f"{one.planned.arm.name}: {workload} {number} took {seconds:.1f} s")
+            self._say(f"{what} took {time.monotonic() - began_s:.1f} s")
         one.keep()
 
-    def _answer(self, one: Running, wanted: str) -> Any:
-        """What it sends; None where it failed, ended, or took too long."""
-        why = f"no answer within {self._left_s():.0f} s"
+    def _answer(self, one: Running, wanted: str, most_s: float) -> Any:
+        """What it sends; None where it failed, ended, or took longer."""
+        why = f"no answer within {most_s:.0f} s"
         try:
-            if one.pipe.poll(max(0.0, self._left_s())):
+            if one.pipe.poll(max(0.0, most_s)):
                 kind, told = one.pipe.recv()
                 if kind == wanted:
                     return told

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from arms import Sizes
+import numpy as np
+from numpy.typing import NDArray
+from sizes import Sizes
+from weights import WEIGHTS_SEED
 
 _RESETS = 400
 _RESET_PAUSE_S = 0.025
@@ -92,6 +95,51 @@ class Client:
                 reply.tokens += output.outputs[0].token_ids
             reply.cached_tokens = output.num_cached_tokens or reply.cached_tokens
         return reply
+
+    async def distribution(
+        self, prompt: list[int], *, fresh: bool
+    ) -> tuple[NDArray[np.float32], int]:
+        """The log probabilities of all tokens after `prompt`, and how many of its tokens were
+        found. If `fresh`, none is looked for.
+        """
+        self._sent += 1
+        vocabulary = self.sizes.model["vocab_size"]
+        params = self._sampling(
+            temperature=0.0,
+            max_tokens=1,
+            detokenize=False,
+            logprobs=vocabulary,
+            flat_logprobs=True,
+            skip_reading_prefix_cache=fresh,
+        )
+        told = np.full(vocabulary, -np.inf, np.float32)
+        found = 0
+        asked = {"prompt_token_ids": prompt}
+        async for output in self.engine.generate(asked, params, f"q{self._sent}"):
+            flat = output.outputs[0].logprobs
+            told[np.array(flat.token_ids)] = np.array(flat.logprobs, np.float32)
+            found = output.num_cached_tokens or 0
+        return told, found
+
+    async def fill_weights(self, attention_gain: float) -> int:
+        """Fill all weights anew, where there is a GPU; what was cached is of others then. Returns
+        how many matrices were filled.
+        """
+        if not self.sizes.gpu:
+            return 0
+        filled = await self.engine.collective_rpc(
+            "fill_with_random_weights",
+            kwargs={
+                "std": self.sizes.weights_std,
+                "seed": WEIGHTS_SEED,
+                "attention_gain": attention_gain,
+            },
+        )
+        return int(filled[0])
+
+    async def swap_loaded_blocks(self, on: bool) -> None:
+        """See the worker's method of this name."""
+        await self.engine.collective_rpc("swap_loaded_blocks", args=(on,))
 
     async def forget(self, *, host_too: bool = False) -> None:
         """Empty vLLM's prefix cache, once what was written behind is written."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from arms import NATIVE
+from memory import taken
+from sizes import MOST_DIVERGENCE
 
 from forebay.errors import SettingsError
 from forebay.measure.report import Figure, Goal
@@ -36,10 +38,15 @@ GOALS = {
     "thrash_vs_native": Goal(at_least=0.97),
     "convoy": Goal(at_most=0.1),
     "convoy_vs_native": Goal(at_most=1.0),
+    "divergence": Goal(at_most=MOST_DIVERGENCE),
+    "divergence_swapped": Goal(at_least=MOST_DIVERGENCE),
     "pin_start_s": Goal(at_most=5.0),
     "pin_memory": Goal(at_most=1.02),
 }
 _LOADED = ("vllm:kv_offload_load_bytes_total", "forebay:loaded_bytes_total")
+_SEEN_AS = ("resident", "charged", "MemAvailable", "MemFree")
+_LEAST_SEEN = 0.5
+"""A smaller share of the host memory is something else."""
 _QUANTILES = {"p50": 0.5, "p90": 0.9}
 
 
@@ -92,6 +99,7 @@ def figures(start: Start, ours: str) -> list[Figure]:
     made += _itl(start, ours)
     made += _thrash(start, ours + "_small")
     made += _convoy(start, ours + "_small")
+    made += _divergence(start, ours)
     made += _start_up(start, ours)
     return made
 
@@ -209,9 +217,22 @@ def _itl(start: Start, ours: str) -> list[Figure]:
         kind: [quantile(raw[kind]["gaps_ms"], 0.99) for raw in rounds]
         for kind in ("device", "host")
     }
+    beside = {
+        arm: [quantile(raw["host"]["gaps_ms"], 0.99) for raw in start.raw(arm, "itl")]
+        for arm in NATIVE
+        if start.raw(arm, "itl")
+    }
     ratios = [host / device for host, device in zip(p99["host"], p99["device"], strict=True)]
     return [
-        _median("itl", ratios, {"p99_ms": p99, "gaps": [len(r["host"]["gaps_ms"]) for r in rounds]})
+        _median(
+            "itl",
+            ratios,
+            {
+                "p99_ms": p99,
+                "native_host_p99_ms": beside,
+                "gaps": [len(raw["host"]["gaps_ms"]) for raw in rounds],
+            },
+        )
     ]
 
 
@@ -258,30 +279,63 @@ def _convoy(start: Start, ours: str) -> list[Figure]:
     return made
 
 
+def _divergence(start: Start, ours: str) -> list[Figure]:
+    """Mean divergence per token from hits on the GPU, in nats."""
+    rounds = [raw for raw in start.raw(ours, "accuracy") if raw]
+    made: list[Figure] = []
+    for kind, id in (
+        ("host", "divergence"),
+        ("swapped", "divergence_swapped"),
+        ("recomputed", "divergence_recomputed"),
+    ):
+        samples = [each for raw in rounds for each in raw["divergences"].get(kind, [])]
+        if not samples:
+            continue
+        told = {
+            name: [raw[name] for raw in rounds]
+            for name in ("prompts", "answer", "attention_gain", "cached_tokens", "same_best")
+        }
+        value = statistics.mean(samples)
+        made.append(Figure(id, value, "nats per token", tuple(samples), told))
+    return made
+
+
 def _start_up(start: Start, ours: str) -> list[Figure]:
     told: dict[str, Any] = {}
     for arm, document in start.arms.items():
         began = document.get("start")
-        if began is None:
-            continue
-        charged = [sample["memory"].get("charged", 0) for sample in document["samples"]]
-        most = max([began["memory_started"].get("charged", 0), *charged])
-        told[arm] = {
-            "engine_start_s": began["engine_start_s"],
-            "kv_memory_s": max(began["kv_memory_s"]),
-            "memory_bytes": most - began["memory_before"].get("charged", 0),
-            "beside": document["beside"],
-        }
+        if began is not None:
+            told[arm] = {
+                "engine_start_s": began["engine_start_s"],
+                "kv_memory_s": max(began["kv_memory_s"]),
+                "memory_settled_s": began["memory_settled_s"],
+                "taken_bytes": taken(began["memory_before"], began["memory_started"]),
+                "beside": document["beside"],
+            }
     if ours not in told or "none" not in told:
         return []
     mine, none = told[ours], told["none"]
+    made = [Figure("pin_start_s", mine["kv_memory_s"] - none["kv_memory_s"], "s", (), told)]
     asked = start.arms[ours]["sizes"]["host_bytes"]
-    return [
-        Figure("pin_start_s", mine["kv_memory_s"] - none["kv_memory_s"], "s", (), told),
-        Figure(
-            "pin_memory", (mine["memory_bytes"] - none["memory_bytes"]) / asked, "ratio", (), told
-        ),
-    ]
+    seen = _host_memory(mine["taken_bytes"], none["taken_bytes"], asked)
+    if seen is not None:
+        where, value = seen
+        made.append(Figure("pin_memory", value, "ratio", (), {**told, "seen_as": where}))
+    return made
+
+
+def _host_memory(
+    mine: dict[str, int], none: dict[str, int], asked: int
+) -> tuple[str, float] | None:
+    """Where the host memory shows, first in an arm's own processes, and its share of what was
+    asked; None where it shows nowhere: it is there, since it is used.
+    """
+    for where in _SEEN_AS:
+        if where in mine and where in none:
+            value = (mine[where] - none[where]) / asked
+            if value > _LEAST_SEEN:
+                return where, value
+    return None
 
 
 def _token_bytes(document: dict[str, Any]) -> int:

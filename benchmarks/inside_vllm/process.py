@@ -15,13 +15,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from arms import FULL, Arm, Sizes, write_model
+from arms import Arm
 from client import Client, changes, counters
-from weights import time_kv_memory
+from memory import memory, settled
+from sizes import Sizes
+from weights import ATTENTION_GAIN, WEIGHTS_SEED, time_kv_memory, write_model
 from workloads import WORKLOADS, Round
-
-_WEIGHTS = {"std": 0.02, "seed": 1}
-_TINY_WEIGHTS = {"std": 0.3, "seed": 1}
 
 
 def preload() -> None:
@@ -58,18 +57,17 @@ async def _serve(arm: Arm, sizes: Sizes, folder: Path, pipe: Connection) -> None
     engine = _engine(arm, sizes, folder)
     start_s = time.perf_counter() - began_s
     try:
-        weights = _WEIGHTS if sizes is FULL else _TINY_WEIGHTS
-        filled = await engine.collective_rpc("fill_with_random_weights", kwargs=weights)
+        client = Client(engine, sizes, tier=arm.connector is not None)
+        filled = await client.fill_weights(ATTENTION_GAIN)
         kv_s = await engine.collective_rpc("seconds_for_kv_memory")
         told = {
             "engine_start_s": start_s,
             "kv_memory_s": kv_s,
-            "weights": {"filled": filled, **weights},
+            "weights": {"filled": filled, "seed": WEIGHTS_SEED, "attention_gain": ATTENTION_GAIN},
             "memory_before": before,
-            "memory_started": memory(),
+            **await settled(),
         }
         pipe.send(("ready", told))
-        client = Client(engine, sizes, tier=arm.connector is not None)
         loop = asyncio.get_running_loop()
         while (order := await loop.run_in_executor(None, pipe.recv)) is not None:
             pipe.send(("done", await _run(client, arm, *order)))
@@ -81,7 +79,7 @@ def _engine(arm: Arm, sizes: Sizes, folder: Path) -> Any:
     arguments: Any = importlib.import_module("vllm.engine.arg_utils")
     async_llm: Any = importlib.import_module("vllm.v1.engine.async_llm")
     config: Any = importlib.import_module("vllm.config")
-    options = arm.engine_options(sizes, write_model(sizes.model, folder / "model"))
+    options = arm.engine_options(sizes, write_model(sizes, folder / "model"))
     if "kv_transfer_config" in options:
         options["kv_transfer_config"] = config.KVTransferConfig(**options["kv_transfer_config"])
     return async_llm.AsyncLLM.from_engine_args(arguments.AsyncEngineArgs(**options))
@@ -104,20 +102,6 @@ async def _run(client: Client, arm: Arm, workload: str, number: int) -> dict[str
         "counted": changes(before, counters()),
         "memory": memory(),
     }
-
-
-def memory() -> dict[str, int]:
-    """Bytes: available on the machine, and charged to this container where that is known."""
-    found: dict[str, int] = {}
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, value = line.split(":")
-        if name in ("MemAvailable", "MemTotal", "Shmem"):
-            found[name] = int(value.split()[0]) * 1024
-    for place in ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"):
-        if Path(place).exists():
-            found["charged"] = int(Path(place).read_text(encoding="ascii"))
-            break
-    return found
 
 
 def described(arm: Arm, sizes: Sizes) -> dict[str, Any]:

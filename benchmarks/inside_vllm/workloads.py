@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from accuracy import accuracy as divergence
 from client import Client, Reply
 
 Raw = dict[str, Any]
@@ -159,6 +160,11 @@ async def convoy(client: Client, at: Round) -> Raw:
     return await _together(client, prompts, 4)
 
 
+async def accuracy(client: Client, at: Round) -> Raw:
+    """How far answers over what came from host memory are from those over what stayed."""
+    return await divergence(client, ours=at.ours) if at.tier else {}
+
+
 async def _together(client: Client, prompts: list[list[int]], answer: int) -> Raw:
     began_s = time.perf_counter()
     replies = await asyncio.gather(*(client.ask(prompt, answer) for prompt in prompts))
@@ -184,5 +190,5 @@ async def warm_up(client: Client, at: Round) -> Raw:
 
 WORKLOADS: dict[str, Callable[[Client, Round], Awaitable[Raw]]] = {
     each.__name__: each
-    for each in (warm_up, solo, backlog_64, backlog_16, no_hits, itl, thrash, convoy)
+    for each in (warm_up, solo, backlog_64, backlog_16, no_hits, itl, thrash, convoy, accuracy)
 }

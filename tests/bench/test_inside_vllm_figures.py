@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forebay.errors import SettingsError
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "inside_vllm"
 TOKEN_BYTES = 1000
+ASKED = 1000
 
 
 @pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
+def module_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the benchmark, as the benchmark itself would."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    import figures as module  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+    yield importlib.import_module
+    for file in FOLDER.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
-    yield module
-    for name in ("figures", "arms"):
-        sys.modules.pop(name, None)
+
+@pytest.fixture
+def figures(module_of: Any) -> Any:
+    return module_of("figures")
 
 
 def reply(ttft_ms: float, cached: int = 0) -> dict[str, Any]:
@@ -38,7 +45,13 @@ def backlog(last_ms: float) -> dict[str, Any]:
     return {"users": [[reply(5000.0), reply(last_ms)] for _ in range(10)]}
 
 
-def write(folder: Path, arm: str, start: str = "one", **workloads: list[dict[str, Any]]) -> None:
+def write(
+    folder: Path,
+    arm: str,
+    start: str = "one",
+    begun: dict[str, Any] | None = None,
+    **workloads: list[dict[str, Any]],
+) -> None:
     samples = [
         {"workload": name, "round": number, "raw": raw, "counted": raw.get("counted", {})}
         for name, rounds in workloads.items()
@@ -48,6 +61,9 @@ def write(folder: Path, arm: str, start: str = "one", **workloads: list[dict[str
         "arm": {"name": arm},
         "machine_start": start,
         "token_bytes": TOKEN_BYTES,
+        "sizes": {"host_bytes": ASKED},
+        "beside": [],
+        "start": begun,
         "samples": samples,
     }
     (folder / f"{arm}.json").write_text(json.dumps(document))
@@ -101,3 +117,80 @@ def test_arms_of_two_machine_starts_are_not_paired(figures: Any, tmp_path: Path)
     write(tmp_path, "forebay", start="another")
     with pytest.raises(SettingsError, match="2 machine starts"):
         figures.Start.read(tmp_path)
+
+
+def begun(kv_memory_s: float, **taken: int) -> dict[str, Any]:
+    """What an arm says once it is up, `taken` being what it took of memory."""
+    before = {"resident": 100, "MemAvailable": 9000}
+    after = {"resident": 100 + taken["resident"], "MemAvailable": 9000 - taken["machine"]}
+    return {
+        "engine_start_s": 40.0,
+        "kv_memory_s": [kv_memory_s],
+        "memory_before": before,
+        "memory_started": after,
+        "memory_settled_s": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("resident", "machine", "ratio", "seen_as"),
+    [(1210, 1300, 1.01, "resident"), (250, 1530, 1.03, "MemAvailable")],
+)
+def test_host_memory_is_looked_for_where_it_shows(
+    figures: Any, tmp_path: Path, resident: int, machine: int, ratio: float, seen_as: str
+):
+    write(tmp_path, "none", begun=begun(1.5, resident=200, machine=500))
+    write(tmp_path, "forebay", begun=begun(2.0, resident=resident, machine=machine))
+    made = {each.id: each for each in figures.figures(figures.Start.read(tmp_path), "forebay")}
+    assert made["pin_start_s"].value == pytest.approx(0.5)
+    assert made["pin_memory"].value == pytest.approx(ratio)
+    assert made["pin_memory"].settings["seen_as"] == seen_as
+
+
+def test_host_memory_that_shows_nowhere_is_no_figure(figures: Any, tmp_path: Path):
+    write(tmp_path, "none", begun=begun(1.5, resident=200, machine=500))
+    write(tmp_path, "forebay", begun=begun(2.0, resident=210, machine=510))
+    made = {each.id for each in figures.figures(figures.Start.read(tmp_path), "forebay")}
+    assert made == {"pin_start_s"}
+
+
+def test_divergence_is_that_of_all_tokens(figures: Any, tmp_path: Path):
+    raw = {
+        "divergences": {"host": [0.0, 0.002], "swapped": [0.5, 1.5], "recomputed": [0.01]},
+        **dict.fromkeys(("prompts", "answer", "attention_gain", "cached_tokens", "same_best"), 1),
+    }
+    write(tmp_path, "forebay", accuracy=[raw])
+    made = {each.id: each for each in figures.figures(figures.Start.read(tmp_path), "forebay")}
+    assert made["divergence"].value == pytest.approx(0.001)
+    assert figures.GOALS["divergence"].met_by(made["divergence"].value)
+    assert made["divergence_swapped"].value == pytest.approx(1.0)
+    assert figures.GOALS["divergence_swapped"].met_by(1.0)
+    assert not figures.GOALS["divergence_swapped"].met_by(0.001)
+
+
+def test_rounds_alternate_and_what_does_not_fit_is_told(module_of: Any):
+    estimates, sizes = module_of("estimates"), module_of("sizes")
+    groups = estimates.parse(["none:no_hits=3+forebay:solo,no_hits=2"])
+    order = [(each.arm.name, work, number) for each, work, number in estimates.turns(groups[0])]
+    assert order == [
+        ("none", "no_hits", 0),
+        ("forebay", "no_hits", 0),
+        ("forebay", "no_hits", 1),
+        ("none", "no_hits", 1),
+        ("none", "no_hits", 2),
+        ("forebay", "solo", 0),
+    ]
+    plan = estimates.table(groups, sizes.FULL, 205.0).splitlines()
+    assert [line for line in plan if "FIT" in line], plan
+    assert "FIT" not in plan[1]
+    assert "FIT" not in estimates.table(groups, sizes.FULL, 1000.0)
+    with pytest.raises(KeyError):
+        estimates.parse(["none:nothing"])
+
+
+def test_divergence_is_zero_only_between_equals(module_of: Any):
+    accuracy = module_of("accuracy")
+    one = np.log(np.array([0.5, 0.25, 0.25], np.float32))
+    other = np.log(np.array([0.25, 0.5, 0.25], np.float32))
+    assert accuracy.divergences([one], [one]) == [0.0]
+    assert accuracy.divergences([one], [other]) == [pytest.approx(0.25 * np.log(2.0))]
