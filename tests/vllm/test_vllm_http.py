@@ -161,6 +161,30 @@ def test_the_off_switch_acts_while_it_serves(server: VllmServer, mode_file: Path
     assert host_tokens(server, before + 192) == before + 192
 
 
+def test_a_pause_for_new_weights_forgets_what_was_saved(server: VllmServer):
+    """In the middle of a backlog that loads: what vLLM aborts then is answered so."""
+    prompts = [text(seed) for seed in range(30, 38)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        said = [each.choices[0].text for each in pool.map(server.ask, prompts)]
+        server.reset()
+        cut = [pool.submit(server.ask, prompt, 300) for prompt in prompts]
+        until(lambda: queued(server) == len(prompts))
+        assert server.post("/pause")["status"] == "paused"
+        assert all(each.result().choices[0].finish_reason == "abort" for each in cut)
+        assert server.post("/resume")["status"] == "resumed"
+        before = server.value(*HOST)
+        assert [each.choices[0].text for each in pool.map(server.ask, prompts)] == said
+    server.ask("on")
+    assert server.value(*HOST) == before
+
+
+def queued(server: VllmServer) -> float:
+    """Requests that run or wait."""
+    values = server.metrics()
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    return sum(values[name][""] for name in names)
+
+
 def test_it_ends_when_asked_and_leaves_nothing(server: VllmServer):
     assert len(server.processes()) > 1, "the engine has no process of its own"
     server.ask(text(9))

@@ -152,6 +152,7 @@ def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), **more: Any) -> Any:
         (cache(FullAttentionSpec(sliding_window=64)), "a window"),
         (cache(FullAttentionSpec(attention_chunk_size=64)), "a window"),
         (cache(FullAttentionSpec(non_causal=True)), "not causal"),
+        (cache(FullAttentionSpec(kv_quant_mode=3)), "quantized"),
         (cache(FullAttentionSpec(), needs_kv_cache_zeroing=True), "zeroes"),
     ],
 )

@@ -90,7 +90,13 @@ class VllmServer:
 
     def reset(self) -> None:
         """Empty vLLM's own prefix cache."""
-        until(lambda: json.loads(self._post("/reset_prefix_cache"))["success"], _NEWS_S)
+        until(lambda: self.post("/reset_prefix_cache")["success"], _NEWS_S)
+
+    def post(self, path: str) -> Any:
+        """What one of vLLM's own paths for operators answers."""
+        request = urllib.request.Request(self.url + path, method="POST", data=b"")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Each sample's value, by its name and the value of the label that is not vLLM's."""
@@ -149,11 +155,6 @@ class VllmServer:
                 return answer.status == 200
         except OSError:
             return False
-
-    def _post(self, path: str) -> bytes:
-        request = urllib.request.Request(self.url + path, method="POST", data=b"")
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.read()
 
 
 def until(true: Callable[[], bool], seconds: float = _NEWS_S) -> None:

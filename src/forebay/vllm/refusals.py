@@ -78,6 +78,8 @@ def _cached(kv_cache_config: Any) -> list[tuple[bool, str]]:
         (kind != "FullAttentionSpec", f"KV caches of the kind {kind}"),
         (bool(window), "attention over a window"),
         (bool(getattr(spec, "non_causal", False)), "attention that is not causal"),
+        # A checkpoint may ask for it where cache_dtype is "auto".
+        (bool(getattr(spec, "kv_quant_mode", 0)), "a quantized KV cache (scales inside)"),
         (
             bool(getattr(kv_cache_config, "needs_kv_cache_zeroing", False)),
             "KV caches that vLLM zeroes",

@@ -1,0 +1,143 @@
+"""What is refused, as vLLM's own configurations ask for it; and what is close to that and works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+import torch
+from vllm.config.cache import CacheDType
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm_programs import connector, engine_options
+from vllm_toy import BLOCK_TOKENS, ToyEngine
+
+from forebay.errors import SettingsError
+from forebay.vllm.refusals import _PLAIN_KV, check_cache, check_start
+
+ATTENTION = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+
+
+def config_of(model: Path, **more: Any) -> Any:
+    return EngineArgs(**engine_options(model, **more)).create_engine_config()
+
+
+def cache_of(*specs: Any) -> KVCacheConfig:
+    groups = [KVCacheGroupSpec([f"layer {place}"], spec) for place, spec in enumerate(specs)]
+    return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"speculative_config": NGRAMS}, "speculative decoding"),
+        ({"enable_lora": True}, "LoRA"),
+        ({"enable_prompt_embeds": True}, "prompt embeddings"),
+        ({"enable_prefix_caching": False}, "prefix caching off"),
+    ],
+)
+def test_what_vllm_is_asked_for_and_does_not_work_is_named(
+    tiny_llama: Path, asked: dict[str, Any], said: str
+):
+    check_start(config_of(tiny_llama), "0.32.0")
+    with pytest.raises(SettingsError, match=said):
+        check_start(config_of(tiny_llama, **asked), "0.32.0")
+
+
+@pytest.mark.parametrize("dtype", sorted(set(get_args(CacheDType)) - set(_PLAIN_KV)))
+def test_every_quantized_kv_cache_that_vllm_knows_is_refused(tiny_llama: Path, dtype: str):
+    """Those with scales inside of each block, too."""
+    config = config_of(tiny_llama)
+    config.cache_config.cache_dtype = dtype
+    with pytest.raises(SettingsError, match=f"a KV cache of {dtype}"):
+        check_start(config, "0.32.0")
+
+
+@pytest.mark.parametrize("dtype", [each for each in _PLAIN_KV if each in get_args(CacheDType)])
+def test_kv_caches_of_plain_numbers_are_not(tiny_llama: Path, dtype: str):
+    config = config_of(tiny_llama)
+    config.cache_config.cache_dtype = dtype
+    check_start(config, "0.32.0")
+
+
+FULL = FullAttentionSpec(**ATTENTION)
+WINDOW = SlidingWindowSpec(**ATTENTION, sliding_window=64)
+STATES = MambaSpec(block_size=16, shapes=((2, 8),), dtypes=(torch.float32,))
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        (cache_of(WINDOW), "SlidingWindowSpec"),
+        (cache_of(FULL, WINDOW), "2 KV-cache groups"),
+        (cache_of(FULL, STATES), "2 KV-cache groups"),
+        (cache_of(STATES), "MambaSpec"),
+        (cache_of(FullAttentionSpec(**ATTENTION, sliding_window=64)), "a window"),
+        (cache_of(ChunkedLocalAttentionSpec(**ATTENTION, attention_chunk_size=64)), "Chunked"),
+        (cache_of(MLAAttentionSpec(**{**ATTENTION, "num_kv_heads": 1})), "MLAAttentionSpec"),
+    ],
+)
+def test_layers_of_other_kinds_are_refused(cache: KVCacheConfig, said: str):
+    check_cache(cache_of(FULL))
+    with pytest.raises(SettingsError, match=said):
+        check_cache(cache)
+
+
+def test_it_is_not_one_of_several_connectors(tiny_llama: Path):
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [connector(), connector()]},
+    }
+    config = config_of(tiny_llama, kv_transfer_config=several)
+    config.cache_config.num_gpu_blocks = 8
+    with pytest.raises(SettingsError, match="MultiConnector"):
+        Scheduler(
+            vllm_config=config,
+            kv_cache_config=cache_of(FULL),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=16,
+        )
+
+
+def test_new_weights_find_nothing_of_the_old_ones(toy: Any):
+    """What vLLM does between a pause and new weights; and it may be asked for transfers of them."""
+    engine: ToyEngine = toy(lag=2)
+    config = engine.scheduler.vllm_config
+    config.weight_transfer_config = object()
+    check_start(config, "0.32.0")
+    for seed in (1, 2):
+        engine.ask([seed] * 200, 1)
+    engine.run()
+    assert engine.half.stats().saved_bytes > 0
+    running = engine.ask([1] * 100, 40)
+    while not running.given:
+        engine.step()
+    while engine.half._flights.load_blocks:
+        engine.step()
+    engine.abort(running)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    before = engine.half.stats()
+    for seed in (1, 2):
+        engine.ask([seed] * 200, 1)
+    engine.run()
+    after = engine.half.stats()
+    assert after.loaded_bytes == before.loaded_bytes
+    recomputed = after.misses["absent"] - before.misses["absent"]  # pyright: ignore
+    assert recomputed == 2 * (200 // BLOCK_TOKENS)
