@@ -152,7 +152,7 @@ def test_whoever_leaves_before_the_answer_takes_the_hint_back(toy: MakeEngine):
         ({"mode": "b3"}, "the mode does not look ahead"),
     ],
 )
-def test_hints_are_bounded_and_refused_ones_counted(
+def test_pitfall_12_hints_are_bounded_and_refused_ones_counted(
     toy: MakeEngine, options: dict[str, Any], why: str
 ):
     engine = toy(**{"blocks": 40, "hint_share": 1.0, "prefetch_share": 0.9, **options})
@@ -165,7 +165,7 @@ def test_hints_are_bounded_and_refused_ones_counted(
     assert not wrong_answers(engine)
 
 
-def test_the_expiry_is_cut_to_what_the_operator_allows(toy: MakeEngine):
+def test_pitfall_12_the_expiry_is_cut_to_what_the_operator_allows(toy: MakeEngine):
     engine = toy(hint_share=0.5, hint_expiry_s=7.0)
     word = hint(engine, prompt_of(1, 200), eta_s=FAR, expiry_s=9999.0)
     engine.run()

@@ -60,8 +60,8 @@ def backlog(sim: SimEngine, *, users: int, turns: int, context: int, answer: int
     return last
 
 
-# vLLM 49902: the tier promotes what waits, evicts what it has just promoted, and goes on so.
-def test_what_is_loaded_under_pressure_is_used(tmp_path: Path):
+# The tier promotes what waits, evicts what it has just promoted, and goes on so.
+def test_pitfall_03_what_is_loaded_under_pressure_is_used(tmp_path: Path):
     sim = engine(tmp_path, blocks=1000)
     prompts = [sim.some(2000) for _ in range(40)]
     saved(sim, prompts)
@@ -76,8 +76,8 @@ def test_what_is_loaded_under_pressure_is_used(tmp_path: Path):
     assert loaded(sim) - before <= 1.1 * (asked - given_up)
 
 
-# vLLM 44294: a convoy behind one load that all share.
-def test_a_shared_prefix_loads_once_and_all_go(tmp_path: Path):
+# A convoy behind one load that all share.
+def test_pitfall_07_a_shared_prefix_loads_once_and_all_go(tmp_path: Path):
     sim = engine(tmp_path, most_running=64)
     prefix = sim.some(10_240)
     saved(sim, [prefix])
@@ -89,8 +89,8 @@ def test_a_shared_prefix_loads_once_and_all_go(tmp_path: Path):
     assert first[-1] - first[0] <= 0.1 * replies[0].ttft_s
 
 
-# vLLM 41784: nothing is prefetched while those that run use all slots and all of the budget.
-def test_a_backlog_costs_no_more_than_a_pool_that_holds_all(tmp_path: Path):
+# Nothing is prefetched while those that run use all slots and all of the budget.
+def test_pitfall_01_a_backlog_costs_no_more_than_a_pool_that_holds_all(tmp_path: Path):
     load = {"users": 24, "turns": 3, "context": 4096, "answer": 32}
     small = engine(tmp_path, blocks=3600)
     ours = backlog(small, **load)
@@ -102,8 +102,8 @@ def test_a_backlog_costs_no_more_than_a_pool_that_holds_all(tmp_path: Path):
     assert slowest <= 1.1 * max(reply.ttft_s for reply in large)
 
 
-# vLLM 49902 again: host memory full of what nobody wants must not end saving.
-def test_saves_go_on_when_host_memory_is_full(tmp_path: Path):
+# Host memory full of what nobody wants must not end saving.
+def test_pitfall_03_saves_go_on_when_host_memory_is_full(tmp_path: Path):
     sim = engine(tmp_path, blocks=1000, host_bytes="4GiB")
     for _ in range(5):
         sim.ask(sim.some(8000), 1)

@@ -59,7 +59,7 @@ def test_a_queued_request_is_prefetched_and_hits_vllms_own_cache(toy: MakeEngine
 
 
 @pytest.mark.parametrize("rule", ["kept", "broken"])
-def test_a_save_ends_before_a_step_writes_what_it_reads(
+def test_pitfall_08_a_save_ends_before_a_step_writes_what_it_reads(
     toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
 ):
     if rule == "broken":
@@ -85,7 +85,7 @@ def test_a_save_ends_before_a_step_writes_what_it_reads(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])  # a load that failed at one worker failed
-def test_what_a_failed_load_did_not_bring_is_computed(toy: MakeEngine, ranks: int):
+def test_pitfall_18_what_a_failed_load_did_not_bring_is_computed(toy: MakeEngine, ranks: int):
     engine = toy(ranks=ranks, window_bytes=BLOCK_BYTES)
     engine.ask(prompt_of(1, 200), 1)
     engine.run()
