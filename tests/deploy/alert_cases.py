@@ -183,3 +183,55 @@ CASES = (
         },
     ),
 )
+
+
+def _in_scheduler(slow: float) -> Series:
+    """A thousand steps a minute, so many of which took the connector more than ten milliseconds."""
+    bounds = {"0.001": 900, "0.01": 1000 - slow, "0.05": 1000, "+Inf": 1000}
+    name = "forebay:scheduler_seconds_bucket"
+    return {named(name, le=bound): (0, grows) for bound, grows in bounds.items()}
+
+
+VLLM_HEALTHY: Series = HEALTHY | {
+    named("forebay:saved_bytes_total"): (0, 1e9),
+    named("forebay:prompt_tokens_total", source="device"): (0, 2000),
+    named("forebay:prompt_tokens_total", source="host"): (0, 5000),
+    named("forebay:prompt_tokens_total", source="recomputed"): (0, 3000),
+    named("forebay:hints_total", outcome="claimed"): (0, 9),
+    named("forebay:hints_total", outcome="expired"): (0, 1),
+    named("forebay:wishes_ignored_total", reason="unknown"): (0, 0),
+    named("forebay:settle_seconds_total"): (0, 0.1),
+    **_in_scheduler(slow=0),
+}
+"""Of a vLLM with the connector."""
+
+VLLM_CASES = (
+    Case("ForebaySlowInScheduler", 15, _in_scheduler(slow=20), _in_scheduler(slow=5)),
+    Case(
+        "ForebayStepsWaitForSaves",
+        20,
+        {named("forebay:settle_seconds_total"): (0, 3)},
+        {named("forebay:settle_seconds_total"): (0, 1)},
+    ),
+    Case(
+        "ForebaySavesForNobody",
+        65,
+        {named("forebay:prompt_tokens_total", source="host"): (7, 0)},
+        {
+            named("forebay:prompt_tokens_total", source="host"): (7, 0),
+            named("forebay:saved_bytes_total"): (0, 1e6),
+        },
+    ),
+    Case(
+        "ForebayHintsExpire",
+        40,
+        {named("forebay:hints_total", outcome="expired"): (0, 20)},
+        {named("forebay:hints_total", outcome="expired"): (0, 8)},
+    ),
+    Case(
+        "ForebayWishesIgnored",
+        1,
+        {named("forebay:wishes_ignored_total", reason="unknown"): (0, 1)},
+        {named("forebay:wishes_ignored_total", reason="unknown"): (4, 0)},
+    ),
+)

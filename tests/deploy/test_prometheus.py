@@ -92,8 +92,11 @@ def metric_names(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:vllm:|forebay:|process_|up\b)[a-z0-9_:]*", bare))
 
 
-def rules(watching: Prometheus) -> list[dict[str, Any]]:
-    return [rule for group in watching.get("rules")["groups"] for rule in group["rules"]]
+def rules(watching: Prometheus, file: str = "rules.yml") -> list[dict[str, Any]]:
+    groups = watching.get("rules")["groups"]
+    return [
+        rule for group in groups if group["file"].endswith(f"/{file}") for rule in group["rules"]
+    ]
 
 
 def check(watching: Prometheus, title: str, expression: str) -> None:
@@ -116,6 +119,12 @@ def test_every_rule_is_evaluated_and_has_data(watched: Watched):
     for rule in found:
         assert (rule["health"], rule.get("lastError", "")) == ("ok", ""), rule["name"]
         check(watched.prometheus, rule["name"], unfiltered(rule["query"]))
+
+
+def test_the_rules_for_vllm_are_evaluated_too(watched: Watched):
+    found = rules(watched.prometheus, "rules-vllm.yml")
+    assert len(found) == 7
+    assert {(rule["health"], rule.get("lastError", "")) for rule in found} == {("ok", "")}
 
 
 def test_every_panel_has_data(watched: Watched):

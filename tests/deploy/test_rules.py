@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alert_cases import CASES, HEALTHY, MINUTES, Series
+from alert_cases import CASES, HEALTHY, MINUTES, VLLM_CASES, VLLM_HEALTHY, Case, Series
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+FILES = ("rules.yml", "rules-vllm.yml")
+# Inside vLLM the rules of the cache hold as well.
+WATCHED = [
+    pytest.param(FILES[:1], HEALTHY, CASES, id="server"),
+    pytest.param(FILES, VLLM_HEALTHY, VLLM_CASES, id="vllm"),
+]
 
 
 def promtool(*arguments: object) -> str:
@@ -30,23 +36,24 @@ def promtool(*arguments: object) -> str:
 
 
 def test_the_files_are_valid():
-    promtool("check", "rules", DEPLOY / "rules.yml")
+    for file in FILES:
+        promtool("check", "rules", DEPLOY / file)
     promtool("check", "config", DEPLOY / "prometheus.yml")
 
 
-def test_every_alert_has_a_case_and_says_what_to_do():
-    text = (DEPLOY / "rules.yml").read_text()
+@pytest.mark.parametrize(
+    ("file", "cases"), [(FILES[0], CASES), (FILES[1], VLLM_CASES)], ids=["server", "vllm"]
+)
+def test_every_alert_has_a_case_and_says_what_to_do(file: str, cases: tuple[Case, ...]):
+    text = (DEPLOY / file).read_text()
     alerts = re.findall(r"- alert: (\w+)", text)
-    assert sorted(alerts) == sorted(case.alert for case in CASES)
+    assert sorted(alerts) == sorted(case.alert for case in cases)
     for part in text.split("- alert: ")[1:]:
         body = part.split("\n  - name:")[0]
         for needed in ("severity: ", "summary: ", "description: ", "action: "):
             assert body.count(needed) == 1, body.splitlines()[0]
-    assert set(re.findall(r"severity: (\w+)", text.partition("groups:")[2])) == {
-        "page",
-        "ticket",
-        "info",
-    }
+    severities = set(re.findall(r"severity: (\w+)", text.partition("groups:")[2]))
+    assert severities <= {"page", "ticket", "info"}
 
 
 def group(name: str, series: Series, expected: dict[int, list[str]]) -> dict[str, Any]:
@@ -71,22 +78,25 @@ def group(name: str, series: Series, expected: dict[int, list[str]]) -> dict[str
     }
 
 
-def test_each_alert_fires_on_its_trouble_alone_and_not_before(tmp_path: Path):
-    longest = max(case.minutes for case in CASES)
-    groups = [group("healthy", HEALTHY, {5: [], longest: []})]
-    for case in CASES:
+@pytest.mark.parametrize(("files", "healthy", "cases"), WATCHED)
+def test_each_alert_fires_on_its_trouble_alone_and_not_before(
+    tmp_path: Path, files: tuple[str, ...], healthy: Series, cases: tuple[Case, ...]
+):
+    longest = max(case.minutes for case in cases)
+    groups = [group("healthy", healthy, {5: [], longest: []})]
+    for case in cases:
         expected = {case.minutes: [case.alert]}
         if case.minutes > 1:
             expected[case.minutes // 2] = []
-        groups.append(group(case.alert, HEALTHY | case.trouble, expected))
+        groups.append(group(case.alert, healthy | case.trouble, expected))
         if case.nearly:
             nearly = {case.minutes + 5: []}
-            groups.append(group(f"nearly {case.alert}", HEALTHY | case.nearly, nearly))
+            groups.append(group(f"nearly {case.alert}", healthy | case.nearly, nearly))
     file = tmp_path / "rules_test.yml"
     file.write_text(
         json.dumps(
             {
-                "rule_files": [str(DEPLOY / "rules.yml")],
+                "rule_files": [str(DEPLOY / each) for each in files],
                 "tests": groups,
                 "evaluation_interval": "1m",
             }

@@ -139,7 +139,8 @@ def prometheus(folder: Path, target: int) -> Iterator[Prometheus]:
 
 def _configured(folder: Path, target: int) -> Path:
     """deploy/'s files, with a server that is here, seconds for minutes, and the key they show."""
-    shutil.copy(DEPLOY / "rules.yml", folder)
+    for rules in DEPLOY.glob("rules*.yml"):
+        shutil.copy(rules, folder)
     key = folder / "forebay.key"
     key.write_text(KEY)
     text = (DEPLOY / "prometheus.yml").read_text()
