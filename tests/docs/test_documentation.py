@@ -36,11 +36,26 @@ NOT_RUN = {
     ("tuning.md", "forebay tune --model smollm2 --device auto"),
     ("tuning.md", "from forebay.engine.engine import Engine"),
     ("vllm.md", "make test-vllm"),
-    ("vllm.md", "pip install ."),
+    ("vllm.md", "pip install '.[vllm]'"),
     (
         "vllm.md",
-        "python benchmarks/inside_vllm run results "
-        '"none:solo=3,no_hits=5+forebay:solo=4,backlog_64,no_hits=5" \\',
+        'vllm serve MODEL --kv-transfer-config \'{"kv_connector": "ForebayConnector", '
+        '"kv_role": "kv_both",',
+    ),
+    (
+        "vllm.md",
+        "curl --fail-with-body -s http://127.0.0.1:8000/metrics | grep -E \\",
+    ),
+    ("vllm.md", "echo b0 > /run/forebay/mode"),
+    (
+        "vllm.md",
+        "vllm bench serve --model MODEL --base-url http://127.0.0.1:8000 "
+        "--dataset-name prefix_repetition \\",
+    ),
+    ("vllm.md", ".venv-loadgen/bin/aiperf profile --ui none \\"),
+    (
+        "vllm.md",
+        "python benchmarks/inside_vllm run results --seconds 720 \\",
     ),
 }
 WITH_ITS_OWN_MODEL = "index.md"

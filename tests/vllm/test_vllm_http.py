@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
@@ -15,7 +17,7 @@ if not any(point.name == "forebay" for point in entry_points(group="vllm.general
     pytest.skip("Forebay is not installed here: `make vllm` does it", allow_module_level=True)
 
 from byte_tokens import byte_tokenizer
-from vllm_server import VllmServer, documented, until
+from vllm_server import VllmServer, commands, documented, environment, until, vllm
 
 from forebay.core.ledger import MissReason
 from forebay.vllm.measures import FAMILIES, Kind
@@ -23,6 +25,18 @@ from forebay.vllm.measures import FAMILIES, Kind
 pytestmark = pytest.mark.timeout(240)
 BLOCK = 32
 OUTCOMES = {"used", "late", "wasted", "cancelled", "refused", "failed"}
+SHOWN = [
+    f"forebay:{name}"
+    for name in ("prompt_tokens", "prefetch_bytes", "misses", "saved_bytes", "loaded_bytes")
+]
+SMALL = {
+    "--prefix-repetition-num-prefixes": "12",
+    "--prefix-repetition-prefix-len": "300",
+    "--prefix-repetition-suffix-len": "32",
+    "--prefix-repetition-output-len": "8",
+    "--num-prompts": "36",
+    "--max-concurrency": "12",
+}
 HOST = ("forebay:prompt_tokens_total", "host")
 
 
@@ -142,10 +156,43 @@ def test_metrics_are_those_that_are_documented(server: VllmServer):
     assert all(value >= 0 for name in counted for value in values[f"{name}_total"].values())
 
 
+def test_the_documented_look_at_metrics_shows_them(server: VllmServer):
+    words = commands("curl --fail-with-body")
+    pattern = words[words.index("-E") + 1]
+    text = "".join(f"{name}_total\n" for name in SHOWN)
+    shown = [line for line in text.splitlines() if re.match(pattern, line)]
+    assert len(shown) == len(SHOWN) == len(pattern.split("|"))
+    assert set(shown) <= set(server.metrics())
+
+
+def test_vllms_load_generator_runs_as_documented(server: VllmServer):
+    """With numbers that fit the model: a fortieth of the tokens, half of the contexts."""
+    words = commands("vllm bench serve")
+    for name, small in SMALL.items():
+        words[words.index(name) + 1] = small
+    words[words.index("--model") + 1] = server.model
+    words[words.index("--base-url") + 1] = server.url
+    before = server.value(*HOST)
+    done = subprocess.run(
+        vllm(*words[1:]),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"Successful requests: +36 *\n", done.stdout), done.stdout[-3000:]
+    assert re.search(r"Failed requests: +0 *\n", done.stdout)
+    host_tokens(server, before + 1)
+
+
 def test_the_off_switch_acts_while_it_serves(server: VllmServer, mode_file: Path):
     said = server.ask(text(7)).choices[0].text
     server.reset()
-    mode_file.write_text("b0\n")
+    words = commands("echo b0")
+    assert words[2:] == [">", "/run/forebay/mode"]
+    mode_file.write_text(f"{words[1]}\n")
     try:
         until(lambda: bool(server.ask("on")) and server.value("forebay:mode", "b0") == 1)
         saved, before = server.value("forebay:saved_bytes_total"), server.value(*HOST)

@@ -29,18 +29,36 @@ _START_S = 150.0
 _NEWS_S = 20.0
 
 
+def commands(beginning: str) -> list[str]:
+    """The words of the documentation's one command that begins so."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = [block for block in blocks if block.startswith(beginning)]
+    return shlex.split(found.replace("\\\n", " "))
+
+
+def vllm(*arguments: str) -> list[str]:
+    """The command `vllm` with these arguments."""
+    return [sys.executable, str(Path(__file__).with_name("vllm_cli.py")), *arguments]
+
+
+def environment() -> dict[str, str]:
+    """What its processes have: vLLM as everybody runs it, and its paths for operators."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+
+
 def documented(model: Path, **extra: Any) -> list[str]:
     """The documentation's command for `model`; `extra` are options of the connector."""
-    block = re.search(r"^vllm serve MODEL .*?\}\}'$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert block, "the page has no command that starts vLLM"
-    words = shlex.split(block[0])
-    assert words[:3] == ["vllm", "serve", "MODEL"]
+    words = commands("vllm serve MODEL")
     place = words.index("--kv-transfer-config") + 1
     config = json.loads(words[place])
     config["kv_connector_extra_config"].update(extra)
     words[place] = json.dumps(config)
-    program = Path(__file__).with_name("vllm_cli.py")
-    return [sys.executable, str(program), "serve", str(model), *words[3:]]
+    return vllm("serve", str(model), *words[3:])
 
 
 class VllmServer:
@@ -56,12 +74,7 @@ class VllmServer:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *TINY.split(), "--port", str(port)],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-                    "VLLM_SERVER_DEV_MODE": "1",
-                },
+                env=environment(),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
