@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from forebay.errors import DeviceError, SettingsError
+from forebay.errors import DeviceError, ProtocolError, SettingsError
 from forebay.transfer.messages import Direction, Outcome, Transfer, TransferClass
 from forebay.transfer.mover import TransferFailedError
 from forebay.transfer.native import NativeMover
@@ -98,6 +98,16 @@ def copies_and_gives_everything_back() -> None:
     link.close()
     del link.mover, link.arena
     print(live())
+
+
+def memory_under_a_mover() -> None:
+    link = Link(window_bytes=BLOCK)
+    print(said(ProtocolError, link.arena.close))
+    link.end_of(link.load(range(SLOTS)))
+    other = NativeMover(Pool.of([link.device]), Pool.of([link.host[8:]]), backend="cuda")
+    del other  # never closed, and gone
+    link.close()
+    assert link.arena._bytes is None
 
 
 def layers_apart_cross_as_rows() -> None:

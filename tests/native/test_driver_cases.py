@@ -84,6 +84,10 @@ def test_blocks_cross_by_every_driver_and_nothing_is_left_behind(driver, version
     assert NOTHING_LEFT in run(driver, "copies_and_gives_everything_back", VERSION=version)
 
 
+def test_memory_is_not_unpinned_under_a_mover(driver):
+    assert "close it first" in run(driver, "memory_under_a_mover")
+
+
 @pytest.mark.parametrize("version", [12000, 13000])
 def test_layers_that_lie_evenly_apart_cross_as_rows(driver, version):
     assert int(run(driver, "layers_apart_cross_as_rows", VERSION=version)) >= 2 * 32

@@ -22,6 +22,7 @@ from forebay.transfer.messages import (
     TransferClass,
 )
 from forebay.transfer.mover import DEFAULT_WAIT_S, TransferFailedError, id_array
+from forebay.transfer.pinned import PinnedArena
 from forebay.transfer.pool import Pool
 
 DEFAULT_WINDOW_BYTES = 8 << 20
@@ -88,6 +89,7 @@ class NativeMover:
             piece_by_piece=piece_by_piece,
         )
         self._windows_dropped = 0
+        self._pinned = PinnedArena.lend(host.base_address, self)
 
     @property
     def pools(self) -> tuple[Pool, Pool]:
@@ -178,6 +180,8 @@ class NativeMover:
     def close(self, timeout_s: float) -> None:
         """See `Mover.close`."""
         self._core.close(timeout_s)
+        if self._pinned is not None:
+            self._pinned.take_back(self)
 
 
 def _layout(pool: Pool) -> _native.PoolLayout:

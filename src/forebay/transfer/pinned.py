@@ -8,13 +8,14 @@ slice, while the front is used.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay import _native
-from forebay.errors import SettingsError
+from forebay.errors import ProtocolError, SettingsError
 from forebay.machine.memory import read_memory
 from forebay.machine.sizes import show_size
 from forebay.machine.tree import Tree
@@ -30,6 +31,8 @@ _TOUCHING_THREADS = 2
 """Two touched 13 GiB/s of memory that the machine had touched before, more than a quarter of what
 registering takes. While eight touched fresh memory, a mapping by another thread waited for half a
 millisecond; and eight may be all the cores that there are."""
+
+_open: weakref.WeakSet[PinnedArena] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,6 @@ class PinnedArena(Arena):
     `slice_bytes`, which take at most `share` of the time while nobody waits for them in
     `wait_ready`. `threads` touch its pages ahead of that. Memory that may not be registered is
     allocated by the driver instead, all at once, as it is with `in_place` False; `how` tells.
-    Close every mover first.
 
     Raises `SettingsError` without a driver, a device of that index, or the memory, and
     `DeviceError` when nothing of it can be pinned.
@@ -94,7 +96,7 @@ class PinnedArena(Arena):
             in_place=in_place,
         )
         buffer = (ctypes.c_uint8 * size_bytes).from_address(self._memory.address)
-        self._bytes = np.ctypeslib.as_array(buffer)
+        self._opened(np.ctypeslib.as_array(buffer))
 
     @classmethod
     def register(
@@ -125,8 +127,28 @@ class PinnedArena(Arena):
             numa_node=-1,
             in_place=True,
         )
-        arena._bytes = memory
+        arena._opened(memory)
         return arena
+
+    def _opened(self, memory: NDArray[np.uint8]) -> None:
+        self._bytes = memory
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+        _open.add(self)
+
+    @staticmethod
+    def lend(address: int, user: object) -> PinnedArena | None:
+        """The open arena that `address` lies in, if any: it is not closed before `user` is, who
+        gives it back by :meth:`take_back`.
+        """
+        for arena in _open:
+            if arena._bytes is not None and 0 <= address - arena.address < arena.size_bytes:
+                arena._users.add(user)
+                return arena
+        return None
+
+    def take_back(self, user: object) -> None:
+        """`user` copies nothing any more."""
+        self._users.discard(user)
 
     @property
     def ready_bytes(self) -> int:
@@ -155,6 +177,11 @@ class PinnedArena(Arena):
         return self._memory.wait_ready(size_bytes, timeout_s)
 
     def close(self) -> None:
-        """Unpin and give back. Idempotent. Views of it must not be used afterwards."""
+        """Unpin and give back. Idempotent. Views of it must not be used afterwards.
+
+        Raises `ProtocolError` under a mover that is open.
+        """
+        if len(self._users):
+            raise ProtocolError("a mover over this memory is open: close it first")
         self._bytes = None
         self._memory.close()
