@@ -82,7 +82,7 @@ class Load:
         request, count = self.request(hashes), len(hashes)
         self.half.arrive(request)
         self.half.asked(request, 0)
-        self.half.admitted(request)
+        self.half.admitted(request, None)
         blocks = self.pool.get_new_blocks(count)
         self.pool.cache_full_blocks(request, blocks, 0, count, BLOCK_TOKENS, 0)
         ids = [block.block_id for block in blocks]

@@ -65,6 +65,32 @@ def test_greedy_tokens_are_those_without_a_connector(tiny_llama: Path, tmp_path:
 
 
 @pytest.mark.timeout(600)
+def test_prompts_that_are_found_whole_have_their_last_block_copied(
+    tiny_llama: Path, tmp_path: Path
+):
+    dice = random.Random(3)
+    wanted = [
+        asked(f"3-{place}", [dice.randrange(3, 320) for _ in range(32 * (place + 3))], 20)
+        for place in range(5)
+    ]
+    alone = served(tmp_path, [{"requests": wanted}], engine_options(tiny_llama, **ONE_BY_ONE))
+    rounds = [
+        {"requests": wanted},
+        {"requests": renamed(wanted, "b")},
+        {"requests": renamed(wanted, "c"), "reset": True},
+        {"requests": renamed(wanted, "d"), "copy_nothing": True},
+    ]
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, **ONE_BY_ONE))
+    right = list(alone["rounds"][0].values())
+    computed, on_device, in_host, broken = (list(each.values()) for each in ours["rounds"])
+    assert computed == on_device == in_host == right
+    assert broken != right, "last blocks that are not copied were not noticed"
+    # All blocks but those that were computed first.
+    assert ours["sources"]["recomputed"] == sum(range(3, 8))
+    assert ours["free"] == ours["blocks"] - 1
+
+
+@pytest.mark.timeout(600)
 def test_queued_requests_find_their_kv_on_the_device(tiny_llama: Path, tmp_path: Path):
     wanted = requests(2, aborts=False)
     # While it is answered the others queue, and vLLM does not look at them.

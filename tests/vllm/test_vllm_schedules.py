@@ -280,7 +280,9 @@ def next_prompt(engine: ToyEngine, dice: random.Random, most: int) -> list[int]:
         more = [dice.randrange(251) for _ in range(dice.randrange(1, 40))]
         prompt = earlier.prompt + earlier.given + more
     else:
-        prompt = prompt_of(dice.randrange(4), dice.randrange(1, 300))
+        # One in two is of whole blocks.
+        length = 16 * dice.randrange(1, 19) if dice.random() < 0.5 else dice.randrange(1, 300)
+        prompt = prompt_of(dice.randrange(4), length)
     return prompt[: min(most, 400) - 40] or [1]
 
 

@@ -8,7 +8,7 @@ import torch
 from forebay.errors import SettingsError
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
-from forebay.vllm.worker import device_of, device_pool
+from forebay.vllm.worker import device_of, device_pool, parts_of
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 6, 32, 2, 8, 3
 PAGE = TOKENS * HEADS * 2 * SIZE * 2
@@ -32,36 +32,39 @@ def test_one_page_for_each_layer(heads_first: bool):
     else:
         stored = layers(BLOCKS, TOKENS, HEADS, 2 * SIZE)
         caches = {name: tensor.permute(0, 2, 1, 3) for name, tensor in stored.items()}
-    assert offsets(device_pool(SHAPE, caches)) == [(PAGE, PAGE)] * LAYERS
+    assert offsets(device_pool(SHAPE, parts_of(SHAPE, caches))) == [(PAGE, PAGE)] * LAYERS
 
 
 def test_blocks_that_a_kernel_counts_as_two():
     caches = layers(2 * BLOCKS, TOKENS // 2, HEADS, 2 * SIZE)
-    assert offsets(device_pool(SHAPE, caches)) == [(PAGE, PAGE)] * LAYERS
+    assert offsets(device_pool(SHAPE, parts_of(SHAPE, caches))) == [(PAGE, PAGE)] * LAYERS
 
 
 def test_keys_and_values_apart():
     caches = layers(2, BLOCKS, TOKENS, HEADS, SIZE)
-    assert offsets(device_pool(SHAPE, caches)) == [(PAGE // 2, PAGE // 2)] * 2 * LAYERS
+    assert (
+        offsets(device_pool(SHAPE, parts_of(SHAPE, caches)))
+        == [(PAGE // 2, PAGE // 2)] * 2 * LAYERS
+    )
 
 
 def test_all_layers_of_a_block_side_by_side():
     caches = {"all": torch.zeros((BLOCKS, LAYERS, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)}
-    assert offsets(device_pool(SHAPE, caches)) == [(LAYERS * PAGE, LAYERS * PAGE)]
+    assert offsets(device_pool(SHAPE, parts_of(SHAPE, caches))) == [(LAYERS * PAGE, LAYERS * PAGE)]
 
 
 def test_views_into_one_allocation_that_go_by_layer():
     """One tensor of [blocks, layers, ...], of which each layer has a view."""
     whole = torch.zeros((BLOCKS, LAYERS, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)
     caches = {f"layer {each}": whole[:, each] for each in range(LAYERS)}
-    pool = device_pool(SHAPE, caches)
+    pool = device_pool(SHAPE, parts_of(SHAPE, caches))
     assert pool.fragments == tuple((each * PAGE, LAYERS * PAGE, PAGE) for each in range(LAYERS))
 
 
 def test_a_layer_that_shares_the_cache_of_another_counts_once():
     caches = layers(BLOCKS, TOKENS, HEADS, 2 * SIZE)
     caches["shares"] = caches["layer 1"]
-    assert len(device_pool(SHAPE, caches).fragments) == LAYERS
+    assert len(device_pool(SHAPE, parts_of(SHAPE, caches)).fragments) == LAYERS
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_a_layer_that_shares_the_cache_of_another_counts_once():
 )
 def test_a_layout_in_which_blocks_cannot_be_told_is_refused(extents: tuple[int, ...], said: str):
     with pytest.raises(SettingsError, match=said):
-        device_pool(SHAPE, layers(*extents))
+        device_pool(SHAPE, parts_of(SHAPE, layers(*extents)))
 
 
 def test_caches_on_several_devices_are_refused():

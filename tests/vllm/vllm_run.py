@@ -5,12 +5,14 @@
 The plan has the engine's arguments, and rounds: each a list of requests with a name, a prompt, the
 tokens to answer, and after how many steps to abort it (or null). Before a round the engine may be
 told to reset its prefix cache ("reset"), what lies in host memory to change places ("swap"), and
-loads to bring nothing from then on ("bring_nothing"). With "apart" the engine runs in a process of
+loads to bring nothing ("bring_nothing") and last blocks not to be copied ("copy_nothing") from then
+on. With "apart" the engine runs in a process of
 its own, as it does for everybody. Workers of a tensor parallel engine do so in any case.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import multiprocessing
@@ -103,6 +105,12 @@ def bring_nothing(worker: Any) -> None:
     WorkerHalf.submit = mutant
 
 
+def copy_nothing(worker: Any) -> None:
+    """A third mutant, in a worker: no last block is copied."""
+    begin = WorkerHalf.begin
+    WorkerHalf.begin = lambda self, orders: begin(self, dataclasses.replace(orders, copies=()))
+
+
 def swap_blocks(worker: Any) -> None:
     """The other mutant, in a worker: every block in host memory lies where another one was."""
     transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
@@ -141,6 +149,8 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             llm.collective_rpc(swap_blocks)
         if each.get("bring_nothing"):
             llm.collective_rpc(bring_nothing)
+        if each.get("copy_nothing"):
+            llm.collective_rpc(copy_nothing)
         rounds.append(serve(llm.llm_engine, each["requests"]))
         while core.scheduler.has_requests():
             core.step_fn()

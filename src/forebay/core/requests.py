@@ -138,7 +138,7 @@ class Waiting:
 
     request: Request
     usable: int
-    """Blocks that may count as cached: the last token is always computed."""
+    """Blocks that may count as cached."""
     blocks: Ids = field(default_factory=lambda: EMPTY_IDS)
     session: Session | None = None
     covered: int = 0

@@ -22,9 +22,14 @@ _Place = tuple[bytes, int]
 
 
 class WaitingLine:
-    """Waiting requests in order; protects what they want; knows who computes what they lack."""
+    """Waiting requests in order; protects what they want; knows who computes what they lack.
 
-    def __init__(self, store: Store, block_tokens: int) -> None:
+    The last token of each is computed, and so is its block but with `last_too`: whoever starts it
+    copies the others of that block.
+    """
+
+    def __init__(self, store: Store, block_tokens: int, *, last_too: bool = False) -> None:
+        self._computed_tokens = 0 if last_too else 1
         self._store = store
         self._block_tokens = block_tokens
         self._key_bytes = store.key_bytes
@@ -59,7 +64,8 @@ class WaitingLine:
 
     def add(self, request: Request) -> Waiting:
         """Put a request in its place and match it: from now on what it wants is protected."""
-        usable = 0 if request.no_cache else (request.tokens - 1) // self._block_tokens
+        known = request.tokens - self._computed_tokens
+        usable = 0 if request.no_cache else known // self._block_tokens
         entry = Waiting(request, usable, session=request.session)
         bisect.insort(self._line, entry, key=_order)
         self._by_id[request.id] = entry

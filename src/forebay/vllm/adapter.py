@@ -58,6 +58,10 @@ class BlockPool(Protocol):
         """Give a reference back on each; cached ones go to the tail of the free queue."""
         ...
 
+    def touch(self, blocks: Sequence[Block]) -> None:
+        """Take a reference on each."""
+        ...
+
     def get_num_free_blocks(self) -> int:
         """Blocks without a reference."""
         ...
@@ -159,6 +163,11 @@ def read_shape(kv_cache_config: Any) -> KVShape:
     return KVShape(int(groups[GROUP].kv_cache_spec.block_size), total // blocks, blocks)
 
 
+def last_block(blocks: Any) -> int:
+    """The id of the last one of vLLM's `KVCacheBlocks` of one request."""
+    return int(blocks.blocks[GROUP][-1].block_id)
+
+
 def version_of(text: str) -> tuple[int, int] | None:
     """The release line of a version such as "0.32.0+cpu"; None if it is something else."""
     parts = text.split(".")
@@ -171,7 +180,7 @@ def missing_parts(pool: BlockPool) -> list[str]:
     """Parts of the block pool that this needs and that are not there, by name."""
     names = ["blocks", "null_block", "metrics_collector", "free_block_queue", "hash_block_size"]
     names += ["cached_block_hash_to_block", "get_new_blocks", "free_blocks", "get_num_free_blocks"]
-    names += ["cache_full_blocks"]
+    names += ["cache_full_blocks", "touch"]
     missing = [name for name in names if not hasattr(pool, name)]
     if "free_block_queue" not in missing:
         ends = ("fake_free_list_head", "fake_free_list_tail")

@@ -67,11 +67,12 @@ class Books:
         Beside what it waited for itself, `brought` of its blocks had been prefetched.
         """
         size = self._settings.block_tokens
-        found = record.local_tokens // size
+        found = record.found_blocks(size)
         asked = entry.request.tokens // size
         loaded = int(np.count_nonzero(entry.origins[:found])) + brought
         waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
-        self.tally.prompt(entry.request.tokens, loaded * size, found * size, waited_s)
+        there = record.found_tokens
+        self.tally.prompt(entry.request.tokens, min(loaded * size, there), there, waited_s)
         sources, misses = self.account.sources, self.account.misses
         sources[Source.HOST] += loaded
         sources[Source.DEVICE] += found - loaded
@@ -83,6 +84,7 @@ class Books:
         reason = entry.limit_reason
         if entry.limit is None and known:
             reason = MissReason.STOPPED if self._link.stopped else MissReason.SHORT
+            reason = MissReason.LAST if found + 1 == asked else reason
         misses[reason] += known
         misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
         misses[MissReason.LAST] += asked - max(found, entry.usable)

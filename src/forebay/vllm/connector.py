@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 )
 
 from forebay.errors import ProtocolError, SettingsError
-from forebay.vllm.adapter import frees_idle, missing_parts, read_shape, read_step
+from forebay.vllm.adapter import frees_idle, last_block, missing_parts, read_shape, read_step
 from forebay.vllm.agreement import Agreement, Ranked
 from forebay.vllm.kv_events import as_vllm_events
 from forebay.vllm.measures import Growth, Stopwatch
@@ -144,15 +144,17 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Nothing besides what vLLM finds itself, or ask again at the next step."""
+        """The last block of a prompt but one token, where vLLM finds all others; or ask again at
+        the next step.
+        """
         with self._watch.running():
-            again = self.scheduler_half.asked(request, num_computed_tokens)
-        return (None if again else 0), False
+            return self.scheduler_half.asked(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request starts."""
+        block = last_block(blocks) if num_external_tokens else None
         with self._watch.running():
-            self.scheduler_half.admitted(request)
+            self.scheduler_half.admitted(request, block)
 
     def build_connector_meta(self, scheduler_output: Any) -> ForebayOrders:
         """The orders that go with a step."""

@@ -21,7 +21,7 @@ from forebay.transfer.messages import (
     TransferClass,
 )
 from forebay.transfer.mover import DEFAULT_WAIT_S
-from forebay.vllm.messages import Expedite, News, Orders
+from forebay.vllm.messages import BlockCopy, Expedite, News, Orders
 
 
 class Hands(Protocol):
@@ -74,13 +74,16 @@ class Mailbox:
         saves = self._save_of_slot
         return {saves[slot] for slot in slots if slot in saves} if saves else set()
 
-    def post(self, step: int, settle: set[int], *, idle: bool) -> Orders:
+    def post(
+        self, step: int, settle: set[int], copies: tuple[BlockCopy, ...], *, idle: bool
+    ) -> Orders:
         """All that was told since the last time, as the orders for `step`."""
         unsent = {each.id for each in self._submit}
         orders = Orders(
             step=step,
             # What goes out only now waits in the mover for whoever wrote its slots before.
             settle=tuple(sorted(settle - unsent)),
+            copies=copies,
             submit=tuple(self._submit),
             cancel=tuple(self._cancel),
             expedite=tuple(self._expedite),

@@ -18,15 +18,25 @@ class Expedite:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """From a slot on the device to another, before the step."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class Orders:
     """What the worker does around step `step`, from the first field to the last.
 
     `settle` are saves that read slots which this step may write: they end before it starts.
-    `idle` says that the step computes nothing.
+    `copies` come before the step, which reads what they bring. `idle` says that the step computes
+    nothing.
     """
 
     step: int
     settle: tuple[int, ...]
+    copies: tuple[BlockCopy, ...]
     submit: Sequence[Transfer]
     cancel: tuple[int, ...]
     expedite: tuple[Expedite, ...]

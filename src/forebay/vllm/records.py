@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.core.directory import Session
 from forebay.core.planner import Running
-from forebay.core.requests import Hint
+from forebay.core.requests import Hint, Request
 from forebay.vllm.adapter import Scheduled, VllmRequest
 from forebay.vllm.wishes import NAME, Wishes
 
@@ -41,6 +41,9 @@ class Record:
     turn: Turn = Turn.NOT_ASKED
     local_tokens: int = 0
     """What vLLM found in its own cache when it last asked."""
+    copied_from: int = -1
+    """The slot from which its last block is copied, if it is, all but the last token."""
+    copied_tokens: int = 0
     table: list[int] = field(default_factory=list[int])
     """Its slots, as far as the steps have told."""
     named: int = 0
@@ -58,8 +61,34 @@ class Record:
     def waits_again(self) -> None:
         """It was preempted."""
         self.turn, self.local_tokens = Turn.NOT_ASKED, 0
+        self.copied_from, self.copied_tokens = -1, 0
         self.asked_s = None
         self.table, self.named, self.session = [], 0, None
+
+    def waiting(self, namespace: bytes, priority: int) -> Request:
+        """What it asks the cache for while it waits."""
+        request = self.request
+        return Request(
+            id=self.id,
+            namespace=namespace,
+            keys=b"".join(request.block_hashes),
+            tokens=request.num_tokens,
+            max_answer_tokens=request.max_tokens,
+            arrival_s=self.arrival_s,
+            priority=priority,
+            no_cache=self.wishes.no_cache,
+            no_save=self.wishes.no_save,
+            hint=self.hint,
+        )
+
+    @property
+    def found_tokens(self) -> int:
+        """Those of its prompt that need not be computed when it starts."""
+        return self.local_tokens + self.copied_tokens
+
+    def found_blocks(self, block_tokens: int) -> int:
+        """Blocks of its prompt that are there when it starts."""
+        return self.local_tokens // block_tokens + (self.copied_tokens > 0)
 
     def progress(self) -> Running:
         """What it has left to compute and to answer."""
@@ -83,7 +112,7 @@ class Record:
             told["hint"] = {"refused": self.hint_refused}
         elif self.hint is not None:
             told["hint"] = {
-                "found_tokens": self.local_tokens,
+                "found_tokens": self.found_tokens,
                 "expiry_s": round(self.hint.expires_s - self.hint.eta_s, 3),
             }
         return {NAME: told}

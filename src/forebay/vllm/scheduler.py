@@ -26,7 +26,7 @@ from forebay.core.flights import Flights
 from forebay.core.ledger import PrefetchLedger
 from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Average, Rates
-from forebay.core.requests import Request, Waiting
+from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 from forebay.vllm.adapter import BlockPool, Step, VllmRequest
@@ -35,6 +35,7 @@ from forebay.vllm.control import ModeFile
 from forebay.vllm.copies import Copies
 from forebay.vllm.events import HostEvents
 from forebay.vllm.hints import NO_HINTS, HintBounds, Hints
+from forebay.vllm.last_block import LastBlocks
 from forebay.vllm.mailbox import Hands, Mailbox
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.naming import Naming
@@ -98,7 +99,8 @@ class SchedulerHalf:
         self._mail = mail = Mailbox(hands)
         self.rates = rates = Rates(Average(settings.link_bytes_per_s))
         self._switch = switch = ModeSwitch(settings.mode)
-        self._line = line = WaitingLine(store, settings.block_tokens)
+        self._line = line = WaitingLine(store, settings.block_tokens, last_too=True)
+        self._last_blocks = LastBlocks(settings.block_tokens, pool, store, switch)
         self._flights = flights = Flights(1)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
         piece = max(1, _PIECE_BYTES // settings.block_bytes)
@@ -154,34 +156,41 @@ class SchedulerHalf:
         self._wait(record)
         self._begin_at_once(record)
 
-    def asked(self, request: VllmRequest, local_tokens: int) -> bool:
+    def asked(self, request: VllmRequest, local_tokens: int) -> int | None:
         """vLLM could start `request` with `local_tokens` that it found itself. Takes no block.
 
-        Returns whether it should ask again at its next step.
+        Returns how many more are brought to a block of its own, or None where it should ask again
+        at its next step.
         """
         record = self._records.get(request.request_id)
         entry = None if record is None else self._line.get(record.id)
         if record is None or entry is None:
-            return False
+            return 0
         self._catch_up()
         record.local_tokens = local_tokens
         now_s = self._clock()
         if record.hint is not None:
             self._line.refresh(entry)
-            return self._hints.waits(record.id, now_s, lacks=self._turns.lacks(entry, now_s))
-        return self._turns.asked(record, entry, now_s)
+            again = self._hints.waits(record.id, now_s, lacks=self._turns.lacks(entry, now_s))
+        else:
+            again = self._turns.asked(record, entry, now_s)
+        return None if again else self._last_blocks.tokens(record, entry)
 
-    def admitted(self, request: VllmRequest) -> None:
-        """vLLM starts `request` with what it found when it last asked."""
+    def admitted(self, request: VllmRequest, block: int | None) -> None:
+        """vLLM starts `request` with what it found when it last asked, and `block` for what more is
+        brought.
+        """
         record = self._records.get(request.request_id)
         entry = None if record is None else self._line.get(record.id)
         if record is None or entry is None:
             return
+        if block is not None:
+            self._last_blocks.admitted(record, block)
         if record.hint is not None:
             self._hints.answered(record.id)
             return
         self._turns.over(record)
-        found = record.local_tokens // self.settings.block_tokens
+        found = record.found_blocks(self.settings.block_tokens)
         own = min(found, entry.covered)
         now_s = self._clock()
         turn_s = now_s if entry.turn_s is None else entry.turn_s
@@ -240,11 +249,13 @@ class SchedulerHalf:
             self._saves.flush(now_s)
         self._device.guard(self._next_step_blocks)
         self._device.load_stamp = number
-        return self._mail.post(number, settle, idle=not step.tokens)
+        copies = self._last_blocks.take(number)
+        return self._mail.post(number, settle, copies, idle=not step.tokens)
 
     def heard(self, step: int, told: News | None) -> None:
         """The output of the step of this number came, with the worker's news, if there are any."""
         self.books.step_ended(step, self._clock())
+        self._last_blocks.step_ended(step)
         self.look()
         if told is not None:
             self._take(told)
@@ -343,25 +354,12 @@ class SchedulerHalf:
 
     def _wait(self, record: Record) -> None:
         request = record.request
-        hashes = request.block_hashes
-        if len(hashes) != request.num_tokens // self.settings.block_tokens:
+        if len(request.block_hashes) != request.num_tokens // self.settings.block_tokens:
             return  # not one hash for each block: nothing of it can be named
         if record.id in self._line:
             return  # a hint that was preempted stands there still
-        self._line.add(
-            Request(
-                id=record.id,
-                namespace=self._namespace,
-                keys=b"".join(hashes),
-                tokens=request.num_tokens,
-                max_answer_tokens=request.max_tokens,
-                arrival_s=record.arrival_s,
-                priority=request.priority if self._by_priority else 0,
-                no_cache=record.wishes.no_cache,
-                no_save=record.wishes.no_save,
-                hint=record.hint,
-            )
-        )
+        priority = request.priority if self._by_priority else 0
+        self._line.add(record.waiting(self._namespace, priority))
 
     @property
     def _namespace(self) -> bytes:

@@ -59,10 +59,11 @@ class WorkerHalf:
         index = (device.index or 0) if device.type == "cuda" else None
         slots = options.host_slots(shape.block_bytes)
         self._stream = stream
+        self._parts = parts_of(shape, caches)
         self._host = HostMemory(slots, shape.block_bytes, index)
         try:
             self._mover = NativeMover(
-                device_pool(shape, caches),
+                device_pool(shape, self._parts),
                 self._host.pool,
                 backend=device.type,
                 window_bytes=options.window(shape.block_bytes),
@@ -106,6 +107,10 @@ class WorkerHalf:
         if orders.settle:
             # Some ended since, and the scheduler has not heard of it yet.
             self._settle(self._flying.keys() & orders.settle)
+        for each in orders.copies:
+            for part in self._parts:
+                # On vLLM's stream, between the steps that wrote the one and read the other.
+                part[each.destination].copy_(part[each.source])
         self.submit(orders.submit)
         self.cancel(orders.cancel)
         for each in orders.expedite:
@@ -223,9 +228,9 @@ def device_of(caches: Mapping[str, Any]) -> Any:
     return next(iter(devices))
 
 
-def device_pool(shape: KVShape, caches: Mapping[str, Any]) -> Pool:
-    """The pool that lies in the tensors of all layers, or in one of them all; one that layers
-    share counts once.
+def parts_of(shape: KVShape, caches: Mapping[str, Any]) -> list[Any]:
+    """Tensors [blocks, ...] in which each block's bytes are in one piece: those of all layers, or
+    one of them all; one that layers share counts once.
 
     In a tensor blocks are the outermost axis in memory, or K and V are, and blocks the next. An
     attention kernel may see each block as several of its own. In host memory the pieces of a block
@@ -236,9 +241,12 @@ def device_pool(shape: KVShape, caches: Mapping[str, Any]) -> Pool:
     # copy, and a driver may well place what is allocated later at a lower address.
     by_tensor = [_parts(*tensors[address], shape.blocks) for address in sorted(tensors)]
     halves = max(len(parts) for parts in by_tensor)
-    pool = Pool.of(
-        [part for half in range(halves) for parts in by_tensor for part in parts[half:][:1]]
-    )
+    return [part for half in range(halves) for parts in by_tensor for part in parts[half:][:1]]
+
+
+def device_pool(shape: KVShape, parts: Sequence[Any]) -> Pool:
+    """The pool that lies in `parts`."""
+    pool = Pool.of(parts)
     if pool.block_bytes != shape.block_bytes:
         raise SettingsError(
             f"vLLM says that a block has {shape.block_bytes} bytes, and its tensors have "
