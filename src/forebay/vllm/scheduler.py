@@ -232,7 +232,7 @@ class SchedulerHalf:
         number = self._store.newest_step + 1
         self._store.newest_step = number
         now_s = self._clock()
-        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
+        self._look_at_mode(now_s)
         self._catch_up()
         self._hints.expire(now_s)
         settle = self._mail.saves_reading(self._device.take_handed_out())
@@ -330,12 +330,16 @@ class SchedulerHalf:
         if entry is None or self._line.head(1) != [entry] or not self._idle:
             return
         now_s = self._clock()
+        self._look_at_mode(now_s)
         self._catch_up()
         if record.hint is None:
             self._turns.begin(entry, now_s)
         else:
             self._ahead.plan(now_s, (), self._most_running, 0)
         self._copies.name_loads(now_s)
+
+    def _look_at_mode(self, now_s: float) -> None:
+        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
 
     @property
     def _idle(self) -> bool:
