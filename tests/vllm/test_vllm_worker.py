@@ -98,7 +98,7 @@ def test_layers_that_a_driver_placed_downwards_are_taken_upwards(gap: int):
         .view(BLOCKS, TOKENS, HEADS, 2 * SIZE)
         for each in range(LAYERS)
     }
-    pool = device_pool(SHAPE, caches)
+    pool = device_pool(SHAPE, parts_of(SHAPE, caches))
     assert pool.fragments == tuple((each * size, PAGE, PAGE) for each in range(LAYERS))
 
 
@@ -111,7 +111,7 @@ def test_keys_and_values_apart_are_evenly_apart_each():
         .view(2, BLOCKS, TOKENS, HEADS, SIZE)
         for each in range(LAYERS)
     }
-    pool = device_pool(SHAPE, caches)
+    pool = device_pool(SHAPE, parts_of(SHAPE, caches))
     starts = [fragment[0] for fragment in pool.fragments]
     value = BLOCKS * PAGE // 2
     assert starts == [each * size for each in range(LAYERS)] + [
