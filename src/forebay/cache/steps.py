@@ -43,12 +43,14 @@ class Steps:
 
     def launched(self, step: int, stream: int, *, whole: bool) -> None:
         """See `Cache.step_launched`."""
-        for ticket, end in self._take(step):
-            if whole:
-                _check_layers(ticket)
-                ticket.launched_tokens = max(ticket.launched_tokens, end)
-            ticket.band_of_layer = ()
+        work = self._take(step)
+        for ticket, _ in work if whole else ():
+            _check_layers(ticket)
         self._mover.step_launched(step, stream)
+        for ticket, end in work:
+            ticket.band_of_layer = ()
+            if whole:
+                ticket.launched_tokens = max(ticket.launched_tokens, end)
 
     def abandoned(self, step: int) -> None:
         """See `Cache.step_abandoned`."""
