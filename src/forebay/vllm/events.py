@@ -65,6 +65,11 @@ class HostEvents:
         if len(blocks):
             self._events.append(Removed([self._hash_of(block) for block in blocks.tolist()]))
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are events to be taken."""
+        return bool(self._events)
+
     def take(self) -> list[Stored | Removed]:
         """The events since the last time, in order."""
         events, self._events = self._events, []

@@ -149,7 +149,9 @@ class SchedulerHalf:
     def arrive(self, request: VllmRequest) -> None:
         """vLLM queued a request."""
         self._last_id += 1
-        arrival_s = request.arrival_time if self._by_priority else self._clock()
+        now_s = self._clock()
+        self._look_at_mode(now_s)
+        arrival_s = request.arrival_time if self._by_priority else now_s
         record = Record(self._last_id, request, arrival_s, Wishes.of(request))
         self._records[request.request_id] = self._by_id[record.id] = record
         self._note_wishes(record)
@@ -268,8 +270,8 @@ class SchedulerHalf:
 
     @property
     def busy(self) -> bool:
-        """Whether copies are under way, or to be: vLLM must go on stepping."""
-        return self._copies.under_way
+        """Whether vLLM must go on stepping: for copies, or for events that it has not been told."""
+        return self._copies.under_way or (self.events is not None and self.events.waiting)
 
     @property
     def gives_back_soon(self) -> bool:
@@ -308,21 +310,21 @@ class SchedulerHalf:
 
     # -- inside: the queue -----------------------------------------------------------------------
 
+    def _look_at_mode(self, now_s: float) -> None:
+        """The operator's switch: before a request's loads begin, and at every step."""
+        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
+
     def _note_wishes(self, record: Record) -> None:
-        wishes = record.wishes
         self.books.asked(record)
-        if wishes.hint is not None:
-            hint = self._hints.accept(
-                record.id,
-                wishes.hint,
-                record.request,
-                self._clock(),
-                looks_ahead=self._switch.policy.look_ahead,
-            )
-            if isinstance(hint, str):
-                record.hint_refused = hint
-            else:
-                record.hint = hint
+        asked = record.wishes.hint
+        if asked is None:
+            return
+        now_s, ahead = self._clock(), self._switch.policy.look_ahead
+        hint = self._hints.accept(record.id, asked, record.request, now_s, looks_ahead=ahead)
+        if isinstance(hint, str):
+            record.hint_refused = hint
+        else:
+            record.hint = hint
 
     def _begin_at_once(self, record: Record) -> None:
         """On an idle engine the next step is this request's: its loads need not wait for it."""
