@@ -167,6 +167,38 @@ Result copy_rows(const Rows* rows, void* stream) {
   }
   return kSuccess;
 }
+struct Slices {
+  std::size_t from_x, from_y, from_z, from_level;
+  int from_type;
+  const void* from_host;
+  unsigned long long from;
+  void* from_array;
+  void* from_reserved;
+  std::size_t from_pitch, from_rows;
+  std::size_t to_x, to_y, to_z, to_level;
+  int to_type;
+  void* to_host;
+  unsigned long long to;
+  void* to_array;
+  void* to_reserved;
+  std::size_t to_pitch, to_rows, width, height, depth;
+};
+Result copy_slices(const Slices* slices, void* stream) {
+  constexpr Result kInvalid = 1;
+  const auto longest = static_cast<std::size_t>(setting("FAKE_CUDA_MAX_PITCH", 1 << 30));
+  if (slices->from_type != 4 || slices->to_type != 4 || slices->height != 1) return kInvalid;
+  if (slices->from_pitch < slices->width || slices->to_pitch < slices->width) return kInvalid;
+  if (slices->from_pitch > longest || slices->to_pitch > longest) return kInvalid;
+  if (slices->from_rows < 1 || slices->to_rows < 1) return kInvalid;
+  count("slice copies", 1);
+  for (std::size_t at = 0; at < slices->depth; ++at) {
+    const Result result = copy(slices->to + at * slices->to_pitch * slices->to_rows,
+                               slices->from + at * slices->from_pitch * slices->from_rows,
+                               slices->width, stream);
+    if (result != kSuccess) return result;
+  }
+  return kSuccess;
+}
 Result copy_batch(unsigned long long* to, unsigned long long* from, std::size_t* bytes,
                   std::size_t count, void*, std::size_t*, std::size_t, void* stream) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -240,6 +272,7 @@ const std::map<std::string, void*>& table() {
       {"cuStreamWaitValue32", at(wait_value)},
       {"cuMemcpyAsync", at(copy)},
       {"cuMemcpy2DAsync", at(copy_rows)},
+      {"cuMemcpy3DAsync", at(copy_slices)},
       {"cuMemHostAlloc", at(allocate_host)},
       {"cuMemFreeHost", at(free_host)},
       {"cuMemHostRegister", at(register_host)},

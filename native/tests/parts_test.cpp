@@ -91,10 +91,28 @@ TEST(even_pieces_are_rows) {
   cuda::even_rows(pieces, 1 << 20, rows);
   CHECK(rows.size() == 5);
   CHECK(rows[0].count == 4 && rows[0].first.bytes == 10);
-  CHECK(rows[0].destination_pitch == 100 && rows[0].source_pitch == 10);
+  CHECK(rows[0].destination.pitch == 100 && rows[0].source.pitch == 10 && !rows[0].in_slices());
   CHECK(rows[1].count == 4 && rows[1].first.source == b.data() + 9 * 40);
   CHECK(rows[2].count == 1 && rows[3].count == 2 && rows[4].count == 1);
-  cuda::even_rows(pieces, 99, rows);
+}
+
+TEST(rows_further_apart_than_a_pitch_may_be_are_slices) {
+  std::vector<std::byte> a(4000), b(4000);
+  const PoolLayout layers(address(a), 10, {{0, 10, 10}, {105, 10, 10}, {210, 10, 10}, {315, 10, 10}});
+  const PoolLayout plain(address(b), 10, {{0, 40, 40}});
+  std::vector<Piece> pieces;
+  append_pieces(pieces, layers, 3, plain, 5, 0, 40);
+  std::vector<cuda::Rows> rows;
+  cuda::even_rows(pieces, 105, rows);
+  CHECK(rows.size() == 1 && rows[0].destination.pitch == 105 && !rows[0].in_slices());
+  // No half of 105 bytes is a whole number of them: thirds are.
+  cuda::even_rows(pieces, 104, rows);
+  CHECK(rows.size() == 1 && rows[0].count == 4 && rows[0].in_slices());
+  CHECK(rows[0].destination.pitch == 35 && rows[0].destination.height == 3);
+  CHECK(rows[0].source.pitch == 10 && rows[0].source.height == 1);
+  cuda::even_rows(pieces, 20, rows);
+  CHECK(rows.size() == 1 && rows[0].destination.pitch == 15 && rows[0].destination.height == 7);
+  cuda::even_rows(pieces, 14, rows);  // a row of 10 bytes has no shorter pitch that fits
   CHECK(rows.size() == pieces.size());
 }
 
@@ -119,7 +137,7 @@ TEST(pieces_in_falling_or_uneven_order_are_no_rows) {
   std::vector<cuda::Rows> rows;
   cuda::even_rows(pieces, 1 << 20, rows);
   CHECK(rows.size() == 4);  // 100 to 400 to 700 are even
-  CHECK(rows[2].count == 3 && rows[2].destination_pitch == 300 && rows[2].source_pitch == 50);
+  CHECK(rows[2].count == 3 && rows[2].destination.pitch == 300 && rows[2].source.pitch == 50);
 }
 
 TEST(layouts_that_cannot_work_are_refused) {

@@ -90,11 +90,18 @@ def test_memory_is_not_unpinned_under_a_mover(driver):
 
 @pytest.mark.parametrize("version", [12000, 13000])
 def test_layers_that_lie_evenly_apart_cross_as_rows(driver, version):
-    assert int(run(driver, "layers_apart_cross_as_rows", VERSION=version)) >= 2 * 32
+    rows, slices = map(int, run(driver, "layers_apart_cross_as_rows", VERSION=version).split())
+    assert rows >= 2 * 32
+    assert slices == 0
 
 
-def test_layers_too_far_apart_for_rows_cross_all_the_same(driver):
-    assert int(run(driver, "layers_apart_cross_as_rows", MAX_PITCH=1024)) == 0
+def test_layers_further_apart_than_a_pitch_may_be_cross_as_slices(driver):
+    _, slices = map(int, run(driver, "layers_apart_cross_as_rows", MAX_PITCH=1024).split())
+    assert slices >= 2 * 32
+
+
+def test_layers_for_which_there_is_no_pitch_cross_all_the_same(driver):
+    assert run(driver, "layers_apart_cross_as_rows", MAX_PITCH=63).split() == ["0", "0"]
 
 
 def test_a_fault_of_the_device_fails_what_is_in_flight_and_what_comes_later(driver):

@@ -97,15 +97,34 @@ void CudaBackend::copy(StreamHandle handle, std::span<const Piece> pieces) {
 
 void CudaBackend::copy_rows(Lane& lane) {
   for (const Rows& rows : lane.rows) {
+    if (rows.in_slices()) {
+      copy_slices(rows, lane.stream);
+      continue;
+    }
     CopyRows copy;
     copy.source = reinterpret_cast<Address>(rows.first.source);
-    copy.source_pitch = rows.source_pitch;
+    copy.source_pitch = rows.source.pitch;
     copy.destination = reinterpret_cast<Address>(rows.first.destination);
-    copy.destination_pitch = rows.destination_pitch;
+    copy.destination_pitch = rows.destination.pitch;
     copy.width = rows.first.bytes;
     copy.height = rows.count;
     driver_.check("copying rows", driver_.copy_rows(&copy, lane.stream));
   }
+}
+
+// Rows further apart than a pitch may be: each is a slice.
+void CudaBackend::copy_slices(const Rows& rows, Stream stream) {
+  CopySlices copy;
+  copy.source = reinterpret_cast<Address>(rows.first.source);
+  copy.source_pitch = rows.source.pitch;
+  copy.source_rows = rows.source.height;
+  copy.destination = reinterpret_cast<Address>(rows.first.destination);
+  copy.destination_pitch = rows.destination.pitch;
+  copy.destination_rows = rows.destination.height;
+  copy.width = rows.first.bytes;
+  copy.height = 1;
+  copy.depth = rows.count;
+  driver_.check("copying rows", driver_.copy_slices(&copy, stream));
 }
 
 void CudaBackend::copy_batch(Lane& lane, std::span<const Piece> pieces) {

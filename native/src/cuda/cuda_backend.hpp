@@ -63,6 +63,7 @@ class CudaBackend final : public Backend, public TestHooks {
   };
 
   void copy_rows(Lane& lane);
+  void copy_slices(const Rows& rows, Stream stream);
   void copy_batch(Lane& lane, std::span<const Piece> pieces);
 
   const Driver& driver_;

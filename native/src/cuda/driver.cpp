@@ -86,6 +86,7 @@ Driver::Driver() {
   load.required(wait_value, "cuStreamWaitValue32");
   load.required(copy, "cuMemcpyAsync");
   load.required(copy_rows, "cuMemcpy2DAsync");
+  load.required(copy_slices, "cuMemcpy3DAsync");
   load.required(allocate_host, "cuMemHostAlloc");
   load.required(free_host, "cuMemFreeHost");
   load.required(register_host, "cuMemHostRegister");

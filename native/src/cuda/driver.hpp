@@ -69,6 +69,26 @@ struct CopyRows {
   std::size_t width = 0, height = 0;
 };
 
+// `depth` slices, of which the first `height` rows of `width` bytes are copied. A slice has so many rows
+// on each side, `pitch` bytes apart.
+struct CopySlices {
+  std::size_t source_x = 0, source_y = 0, source_z = 0, source_level = 0;
+  int source_type = kUnifiedMemory;
+  const void* source_host = nullptr;
+  Address source = 0;
+  void* source_array = nullptr;
+  void* source_reserved = nullptr;
+  std::size_t source_pitch = 0, source_rows = 0;
+  std::size_t destination_x = 0, destination_y = 0, destination_z = 0, destination_level = 0;
+  int destination_type = kUnifiedMemory;
+  void* destination_host = nullptr;
+  Address destination = 0;
+  void* destination_array = nullptr;
+  void* destination_reserved = nullptr;
+  std::size_t destination_pitch = 0, destination_rows = 0;
+  std::size_t width = 0, height = 0, depth = 0;
+};
+
 // The calls we use. Those that may be null say so.
 struct Driver {
   // Loads the driver once. Throws SettingsError where there is none, or one too old to use.
@@ -103,6 +123,7 @@ struct Driver {
   Result (*wait_value)(Stream, Address, std::uint32_t, unsigned) = nullptr;
   Result (*copy)(Address, Address, std::size_t, Stream) = nullptr;
   Result (*copy_rows)(const CopyRows*, Stream) = nullptr;
+  Result (*copy_slices)(const CopySlices*, Stream) = nullptr;
   Result (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
   Result (*free_host)(void*) = nullptr;
   Result (*register_host)(void*, std::size_t, unsigned) = nullptr;

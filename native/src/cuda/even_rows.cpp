@@ -4,24 +4,37 @@ namespace forebay::cuda {
 
 namespace {
 
-// Bytes from `before` to `next`; 0 where they cannot be rows of one copy.
-std::size_t pitch(const std::byte* before, const std::byte* next, std::size_t bytes,
-                  std::size_t longest) {
+constexpr std::size_t kMostHeight = 64;
+
+// Of rows of `bytes`, `apart` bytes apart; a pitch of 0 where there is none.
+Spacing spacing(std::size_t apart, std::size_t bytes, std::size_t longest) {
+  for (std::size_t height = (apart - 1) / longest + 1; height <= kMostHeight; ++height) {
+    const std::size_t pitch = apart / height;
+    if (pitch < bytes) break;
+    if (apart % height == 0) return {pitch, height};
+  }
+  return {0};
+}
+
+// From `before` to `next`; a pitch of 0 where they cannot be rows of one copy.
+Spacing spacing(const std::byte* before, const std::byte* next, std::size_t bytes,
+                std::size_t longest) {
+  if (next <= before) return {0};
   const auto apart = reinterpret_cast<std::uintptr_t>(next) - reinterpret_cast<std::uintptr_t>(before);
-  return next > before && apart >= bytes && apart <= longest ? apart : 0;
+  return spacing(apart, bytes, longest);
 }
 
 // Whether `next` is one more row behind `last`.
 bool joins(Rows& rows, const Piece& last, const Piece& next, std::size_t longest) {
   if (!next.same_block || next.bytes != last.bytes) return false;
-  const std::size_t to = pitch(last.destination, next.destination, next.bytes, longest);
-  const std::size_t from = pitch(last.source, next.source, next.bytes, longest);
-  if (to == 0 || from == 0) return false;
+  const Spacing to = spacing(last.destination, next.destination, next.bytes, longest);
+  const Spacing from = spacing(last.source, next.source, next.bytes, longest);
+  if (to.pitch == 0 || from.pitch == 0) return false;
   if (rows.count == 1) {
-    rows.destination_pitch = to;
-    rows.source_pitch = from;
+    rows.destination = to;
+    rows.source = from;
   }
-  return to == rows.destination_pitch && from == rows.source_pitch;
+  return to.bytes() == rows.destination.bytes() && from.bytes() == rows.source.bytes();
 }
 
 }  // namespace
@@ -33,7 +46,7 @@ void even_rows(std::span<const Piece> pieces, std::size_t longest_pitch, std::ve
     if (last != nullptr && joins(rows.back(), *last, piece, longest_pitch)) {
       ++rows.back().count;
     } else {
-      rows.push_back({piece, 1, piece.bytes, piece.bytes});
+      rows.push_back({piece, 1, {piece.bytes}, {piece.bytes}});
     }
     last = &piece;
   }

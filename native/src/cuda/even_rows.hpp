@@ -9,12 +9,23 @@
 
 namespace forebay::cuda {
 
+// How far rows lie apart. Where that is longer than a pitch may be, each is the only row of a slice of
+// `height` rows that are not copied.
+struct Spacing {
+  std::size_t pitch;
+  std::size_t height = 1;
+
+  std::size_t bytes() const { return pitch * height; }
+};
+
 // `count` pieces of the length of `first`, each so many bytes behind the one before it.
 struct Rows {
   Piece first;
   std::size_t count;
-  std::size_t destination_pitch;
-  std::size_t source_pitch;
+  Spacing destination;
+  Spacing source;
+
+  bool in_slices() const { return destination.height > 1 || source.height > 1; }
 };
 
 // Cuts `pieces`, in their order, into `rows`, as few as can be. None spans two blocks, whose memory may
