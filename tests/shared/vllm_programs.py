@@ -79,4 +79,5 @@ def ran(
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert "nanobind: leaked" not in done.stderr, done.stderr[-3000:]
     return done.stdout
