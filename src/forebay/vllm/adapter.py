@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from forebay.errors import SettingsError
 
 TRIED = ((0, 26), (0, 32), (0, 33))
-"""Release lines whose sources this was written against; 0.32 is the one that the tests run."""
+"""Release lines that this was tried with: 0.26 on GPUs, 0.32 by the tests, on a CPU; and with the
+scheduler and block pool of all three.
+"""
 
 GROUP = 0
 """The one KV-cache group that is supported."""
