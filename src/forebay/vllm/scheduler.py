@@ -149,9 +149,7 @@ class SchedulerHalf:
     def arrive(self, request: VllmRequest) -> None:
         """vLLM queued a request."""
         self._last_id += 1
-        now_s = self._clock()
-        self._look_at_mode(now_s)
-        arrival_s = request.arrival_time if self._by_priority else now_s
+        arrival_s = request.arrival_time if self._by_priority else self._clock()
         record = Record(self._last_id, request, arrival_s, Wishes.of(request))
         self._records[request.request_id] = self._by_id[record.id] = record
         self._note_wishes(record)
@@ -309,10 +307,6 @@ class SchedulerHalf:
         self._catch_up()
 
     # -- inside: the queue -----------------------------------------------------------------------
-
-    def _look_at_mode(self, now_s: float) -> None:
-        """The operator's switch: before a request's loads begin, and at every step."""
-        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
 
     def _note_wishes(self, record: Record) -> None:
         self.books.asked(record)
