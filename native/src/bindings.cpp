@@ -354,4 +354,5 @@ NB_MODULE(_native, module) {
   cuda::bind(module);
   bind_directory(module);
   bind_vllm(module);
+  module.def("leak_warnings", [](bool on) { nb::set_leak_warnings(on); }, nb::arg("on"));
 }

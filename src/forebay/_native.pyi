@@ -5,6 +5,9 @@ from numpy.typing import NDArray
 
 from forebay.transfer.messages import Transfer
 
+def leak_warnings(on: bool) -> None:
+    """Whether objects of this module that are left when the process ends are told of."""
+
 class PoolLayout:
     def __init__(
         self,

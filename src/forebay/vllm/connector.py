@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
     SupportsHMA,
 )
 
+from forebay._native import leak_warnings
 from forebay.errors import ProtocolError, SettingsError
 from forebay.vllm.adapter import frees_idle, last_block, missing_parts, read_shape, read_step
 from forebay.vllm.agreement import Agreement, Ranked
@@ -64,6 +65,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        # vLLM keeps what it started with from being collected (gc.freeze), to the end.
+        leak_warnings(on=False)
         check_start(vllm_config, __version__)
         check_cache(kv_cache_config)
         self._config = vllm_config
