@@ -285,10 +285,10 @@ class SlotBooks:
     def promote(self, blocks: _Ids) -> None:
         """A prefetch lease on each block becomes one of the other kind."""
 
-    def want(self, blocks: _Ids) -> None:
-        """One more wants each block."""
+    def want(self, blocks: _Ids, asked: bool) -> None:
+        """One more wants each block: who waits for it, or, if not `asked`, who will perhaps."""
 
-    def unwant(self, blocks: _Ids) -> None:
+    def unwant(self, blocks: _Ids, asked: bool) -> None:
         """One less wants each block."""
 
     def slot_of(self, blocks: _Ids) -> _Ids:
@@ -306,8 +306,8 @@ class SlotBooks:
     def leases(self, blocks: _Ids) -> _Ids:
         """Leases on each block, of both kinds."""
 
-    def wanted(self, blocks: _Ids) -> NDArray[np.bool_]:
-        """Whether somebody wants each block."""
+    def asked(self, blocks: _Ids) -> NDArray[np.bool_]:
+        """Whether somebody waits for each block."""
 
     def blocks_in(self, slots: _Ids) -> _Ids:
         """The blocks in `slots`, in order; slots in which none is are left out."""
@@ -346,6 +346,18 @@ class FreeQueue:
         until `count` others stand in front; of `most` blocks at most.
 
         Returns how many others stand in front now, at most `count`.
+        """
+
+    def make_way(self, books: SlotBooks, count: int, most: int) -> int:
+        """See to it that `count` blocks that are not leased stand in front, unwanted ones before
+        those that were wanted last, looking at `most` blocks of the queue at most.
+
+        Returns how many of those stand in front now, at most `count`.
+        """
+
+    def guard(self, books: SlotBooks, count: int) -> None:
+        """Make way for `count` that will be taken soon; does nothing where way was made before and
+        nothing has changed but that some were taken.
         """
 
     def ids(self, blocks: object) -> _Ids:

@@ -40,6 +40,7 @@ class BooksMachine(RuleBasedStateMachine):
         self.leases: Counter[int] = Counter()
         self.prefetch: Counter[int] = Counter()
         self.wants: Counter[int] = Counter()
+        self.asked: Counter[int] = Counter()
 
     @rule(blocks=some_blocks, slots=st.permutations(range(SLOTS)), state=states)
     def settle_in(self, blocks: list[int], slots: list[int], state: SlotState) -> None:
@@ -100,16 +101,18 @@ class BooksMachine(RuleBasedStateMachine):
             self.books.promote(ids(blocks))
             self.prefetch.subtract(blocks)
 
-    @rule(blocks=some_blocks)
-    def want(self, blocks: list[int]) -> None:
-        self.books.want(ids(blocks))
+    @rule(blocks=some_blocks, asked=st.booleans())
+    def want(self, blocks: list[int], asked: bool) -> None:
+        self.books.want(ids(blocks), asked)
         self.wants.update(blocks)
+        self.asked.update(blocks if asked else [])
 
-    @rule(blocks=some_blocks)
-    def unwant(self, blocks: list[int]) -> None:
-        if all(self.wants[block] for block in blocks):
-            self.books.unwant(ids(blocks))
+    @rule(blocks=some_blocks, asked=st.booleans())
+    def unwant(self, blocks: list[int], asked: bool) -> None:
+        if all((self.asked if asked else self.wants - self.asked)[block] for block in blocks):
+            self.books.unwant(ids(blocks), asked)
             self.wants.subtract(blocks)
+            self.asked.subtract(blocks if asked else [])
 
     @invariant()
     def agree(self) -> None:
@@ -119,7 +122,7 @@ class BooksMachine(RuleBasedStateMachine):
         state = [self.state.get(b, SlotState.FREE) for b in range(BLOCKS)]
         assert books.state(everything).tolist() == state
         assert books.leases(everything).tolist() == [self.leases[b] for b in range(BLOCKS)]
-        assert books.wanted(everything).tolist() == [self.wants[b] > 0 for b in range(BLOCKS)]
+        assert books.asked(everything).tolist() == [self.asked[b] > 0 for b in range(BLOCKS)]
         copied = (SlotState.LOADING, SlotState.SAVING)
         assert books.busy(everything).tolist() == [each in copied for each in state]
         on = [block in self.slot for block in range(BLOCKS)]
@@ -182,10 +185,13 @@ class Queue:
 
     def __init__(self, kind: type[Slotted] | type[Plain], count: int) -> None:
         self.blocks = [kind(number) for number in range(count)]
+        self.num_free_blocks = count
         self.fake_free_list_head, self.fake_free_list_tail = kind(-1), kind(-1)
         self.relink(self.blocks)
 
     def relink(self, order: Sequence[Slotted | Plain]) -> None:
+        for block in self.blocks:
+            block.next_free_block = block.prev_free_block = None
         chain = [self.fake_free_list_head, *order, self.fake_free_list_tail]
         for one, other in itertools.pairwise(chain):
             one.next_free_block, other.prev_free_block = other, one
@@ -226,7 +232,7 @@ def test_spared_blocks_go_to_the_tail(
     queue.relink([queue.blocks[number] for number in order])
     books.settle_in(ids(list(range(8))), ids(list(range(8))), SlotState.CLEAN)
     books.lease(ids(sorted(leased)), True)
-    books.want(ids(sorted(wanted)))
+    books.want(ids(sorted(wanted)), True)
     spared = leased | wanted if wanted_too else leased
     free = FreeQueue(queue, queue.blocks)
     assert free.first(5).tolist() == order[:5]
@@ -240,6 +246,76 @@ def test_spared_blocks_go_to_the_tail(
     # Nobody overtakes one of the same kind that was looked at.
     assert [number for number in now if number not in spared] == others
     assert sorted(now) == list(range(8))
+
+
+@given(
+    order=st.permutations(range(8)),
+    used=st.sets(st.integers(0, 7)),
+    leased=st.sets(st.integers(0, 7)),
+    wanted=st.permutations(range(8)),
+    wants=st.integers(0, 8),
+    count=st.integers(1, 9),
+)
+def test_way_is_made_by_what_was_wanted_last(
+    order: list[int],
+    used: set[int],
+    leased: set[int],
+    wanted: list[int],
+    wants: int,
+    count: int,
+):
+    books, queue = SlotBooks(8, 8), Queue(Slotted, 8)
+    stands = [number for number in order if number not in used]
+    queue.relink([queue.blocks[number] for number in stands])
+    books.settle_in(ids(list(range(8))), ids(list(range(8))), SlotState.CLEAN)
+    books.lease(ids(sorted(leased)), True)
+    for number in wanted[:wants]:
+        books.want(ids([number]), True)
+    free = FreeQueue(queue, queue.blocks)
+    passed = free.make_way(books, count, 8)
+    now = queue.forwards()
+    assert now == queue.backwards()[::-1]
+    assert sorted(now) == sorted(stands)
+    others = [number for number in stands if number not in leased]
+    unwanted = [number for number in others if number not in wanted[:wants]]
+    given = [number for number in wanted[:wants][::-1] if number in others]
+    assert passed == min(count, len(others))
+    assert now[:passed] == (unwanted + given)[:count]
+
+
+def test_a_guard_lasts_until_something_changes():
+    books, queue = SlotBooks(8, 8), Queue(Slotted, 8)
+    books.settle_in(ids(list(range(8))), ids(list(range(8))), SlotState.CLEAN)
+    free = FreeQueue(queue, queue.blocks)
+
+    def behind(*numbers: int) -> None:
+        """As vLLM frees blocks."""
+        stands = [each for each in queue.forwards() if each not in numbers]
+        queue.relink([queue.blocks[number] for number in [*stands, *numbers]])
+
+    books.lease(ids([0, 1]), True)
+    free.guard(books, 4)
+    assert queue.forwards()[-2:] == [0, 1]
+    # Nobody told of it, and the end is the same: it does not look again.
+    queue.relink([queue.blocks[number] for number in [0, 2, 3, 4, 5, 6, 7, 1]])
+    free.guard(books, 4)
+    assert queue.forwards()[0] == 0
+    behind(2)
+    free.guard(books, 4)
+    assert not {0, 1} & set(queue.forwards()[:5])
+    books.lease(ids([3]), True)
+    free.guard(books, 4)
+    assert not {0, 1, 3} & set(queue.forwards()[:5])
+    books.want(ids([4]), True)
+    free.guard(books, 4)
+    assert queue.forwards()[4] == 4
+    # More were taken than were put in front to spare.
+    books.want(ids([5]), True)
+    free.guard(books, 4)
+    queue.relink([queue.blocks[number] for number in [0, 4, *queue.forwards()[-2:]]])
+    queue.num_free_blocks = 4
+    free.guard(books, 4)
+    assert queue.forwards()[0] != 0
 
 
 def test_what_is_not_as_vllm_has_it_is_refused():

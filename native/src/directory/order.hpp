@@ -57,6 +57,15 @@ class EvictionOrder {
   // The first `count`, leaf first.
   std::vector<std::int32_t> peek(std::int64_t count, int rank) const;
 
+  // Calls `see` with each block of `rank`, leaf first, until it returns false. It must not change
+  // the order.
+  template <typename See>
+  void walk(int rank, See see) const {
+    for (std::int32_t at = rows_[end_of(rank)].after; at != end_of(rank); at = rows_[at].after) {
+      if (!see(at)) return;
+    }
+  }
+
  private:
   static constexpr std::int32_t kNone = kRanks;
 

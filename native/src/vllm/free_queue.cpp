@@ -10,6 +10,11 @@ namespace forebay {
 
 namespace {
 
+// A guard makes way for a part more than it is asked for, to last for some steps, and looks at so
+// many times as many blocks.
+constexpr std::int64_t kSparePart = 4;
+constexpr std::int64_t kLooked = 4;
+
 nb::handle class_of(nb::handle blocks) {
   if (!PyList_Check(blocks.ptr()) || PyList_GET_SIZE(blocks.ptr()) == 0) {
     throw ProtocolError("the blocks of a pool are a list that is not empty");
@@ -52,7 +57,9 @@ void Attribute::set(nb::handle owner, nb::handle value) const {
 }
 
 FreeQueue::FreeQueue(nb::handle queue, nb::handle blocks)
-    : head_(queue.attr("fake_free_list_head")),
+    : queue_(nb::borrow(queue)),
+      blocks_(nb::borrow(blocks)),
+      head_(queue.attr("fake_free_list_head")),
       tail_(queue.attr("fake_free_list_tail")),
       id_(class_of(blocks), "block_id"),
       before_(class_of(blocks), "prev_free_block"),
@@ -98,6 +105,35 @@ std::int64_t FreeQueue::spare(const SlotBooks& books, std::int64_t count, std::i
   return passed;
 }
 
+std::int64_t FreeQueue::make_way(const SlotBooks& books, std::int64_t count, std::int64_t most) {
+  const std::int64_t unwanted = spare(books, count, most, true);
+  if (unwanted >= count) return unwanted;
+  nb::object place = head_;
+  for (std::int64_t passed = 0; passed < unwanted; ++passed) place = next(place);
+  std::int64_t given = 0;
+  books.walk_wanted([&](std::int32_t block) {
+    const nb::handle found = PyList_GET_ITEM(blocks_.ptr(), books.slot_of(block));
+    // What somebody uses is in no queue.
+    if (before_.get(found).is_none()) return true;
+    if (!found.is(next(place))) put(found, found, place);
+    place = nb::borrow(found);
+    return ++given < count - unwanted;
+  });
+  return unwanted + given;
+}
+
+void FreeQueue::guard(const SlotBooks& books, std::int64_t count) {
+  const auto free = nb::cast<std::int64_t>(queue_.attr("num_free_blocks"));
+  const bool as_before = guarded_version_ == books.version() &&
+                         before_.get(tail_).is(guarded_end_) &&
+                         guarded_free_ - free <= count / kSparePart;
+  if (as_before) return;
+  make_way(books, count + count / kSparePart, kLooked * count);
+  guarded_end_ = before_.get(tail_);
+  guarded_version_ = books.version();
+  guarded_free_ = free;
+}
+
 nb::object FreeQueue::ids(nb::handle blocks) const {
   if (!PyList_Check(blocks.ptr())) throw ProtocolError("blocks come as a list");
   IdsResult result(static_cast<std::size_t>(PyList_GET_SIZE(blocks.ptr())));
@@ -120,15 +156,20 @@ nb::object FreeQueue::next(nb::handle block) const {
 }
 
 void FreeQueue::to_tail(nb::handle first, nb::handle last) {
+  const nb::object end = before_.get(tail_);
+  if (!end.is(last)) put(first, last, end);
+}
+
+void FreeQueue::put(nb::handle first, nb::handle last, nb::handle place) {
   const nb::object before = before_.get(first);
   const nb::object behind = behind_.get(last);
   behind_.set(before, behind);
   before_.set(behind, before);
-  const nb::object end = before_.get(tail_);
-  behind_.set(end, first);
-  before_.set(first, end);
-  behind_.set(last, tail_);
-  before_.set(tail_, last);
+  const nb::object after = behind_.get(place);
+  behind_.set(place, first);
+  before_.set(first, place);
+  behind_.set(last, after);
+  before_.set(after, last);
 }
 
 }  // namespace forebay

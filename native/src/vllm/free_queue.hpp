@@ -44,6 +44,15 @@ class FreeQueue {
   std::int64_t spare(const SlotBooks& books, std::int64_t count, std::int64_t most,
                      bool wanted_too);
 
+  // Sees to it that `count` blocks that are not leased stand in front, unwanted ones first, then
+  // those that were wanted last, looking at `most` blocks of the queue at most. Returns how many
+  // of those stand in front now, `count` at most.
+  std::int64_t make_way(const SlotBooks& books, std::int64_t count, std::int64_t most);
+
+  // The same for `count` that may be taken at any time, and some more; not where it was done before,
+  // nothing changed but that a few were taken, and so enough stand there still.
+  void guard(const SlotBooks& books, std::int64_t count);
+
   // The ids of a list of blocks.
   nanobind::object ids(nanobind::handle blocks) const;
 
@@ -52,12 +61,19 @@ class FreeQueue {
   nanobind::object next(nanobind::handle block) const;
   // Puts the blocks from `first` to `last` behind all others.
   void to_tail(nanobind::handle first, nanobind::handle last);
+  // Puts the blocks from `first` to `last` behind `place`, which is none of them.
+  void put(nanobind::handle first, nanobind::handle last, nanobind::handle place);
 
+  nanobind::object queue_;
+  nanobind::object blocks_;
   nanobind::object head_;
   nanobind::object tail_;
   Attribute id_;
   Attribute before_;
   Attribute behind_;
+  nanobind::object guarded_end_;
+  std::int64_t guarded_version_ = -1;
+  std::int64_t guarded_free_ = 0;
 };
 
 }  // namespace forebay

@@ -1,5 +1,7 @@
 #include "vllm/slot_books.hpp"
 
+#include <algorithm>
+
 namespace forebay {
 
 namespace {
@@ -33,7 +35,9 @@ SlotBooks::SlotBooks(std::int64_t max_blocks, std::int64_t slots)
       state_(max_blocks, Slot::kFree),
       leases_(max_blocks, "a lease"),
       prefetch_(max_blocks, "a prefetch lease"),
-      wanted_(max_blocks, "protection") {}
+      wanted_(max_blocks, "protection"),
+      asked_(max_blocks, "protection"),
+      order_(max_blocks, "a lease") {}
 
 void SlotBooks::settle_in(BlockIds blocks, BlockIds slots, std::int64_t state) {
   const Slot now = checked_state(state);
@@ -89,6 +93,7 @@ bool SlotBooks::relocate(std::int64_t block, std::int64_t slot) {
 
 void SlotBooks::lease(BlockIds blocks, bool prefetch) {
   check_blocks(blocks, max_blocks_);
+  version_ += prefetch && !blocks.empty();
   const Changing changing(*this, blocks);
   leases_.add(blocks);
   if (prefetch) prefetch_.add(blocks);
@@ -97,20 +102,27 @@ void SlotBooks::lease(BlockIds blocks, bool prefetch) {
 std::vector<std::int32_t> SlotBooks::release(BlockIds blocks, bool prefetch) {
   check_blocks(blocks, max_blocks_);
   if (prefetch) prefetch_.take_away(blocks);
+  version_ += prefetch && !blocks.empty();
   const Changing changing(*this, blocks);
   return leases_.take_away(blocks);
 }
 
-void SlotBooks::want(BlockIds blocks) {
+void SlotBooks::want(BlockIds blocks, bool asked) {
   check_blocks(blocks, max_blocks_);
+  if (asked) asked_.add(blocks);
+  version_ += !blocks.empty();
   const Changing changing(*this, blocks);
-  wanted_.add(blocks);
+  std::vector<std::int32_t> fresh = wanted_.add(blocks);
+  std::reverse(fresh.begin(), fresh.end());
+  order_.prepend(fresh, 0);
 }
 
-void SlotBooks::unwant(BlockIds blocks) {
+void SlotBooks::unwant(BlockIds blocks, bool asked) {
   check_blocks(blocks, max_blocks_);
+  if (asked) asked_.take_away(blocks);
+  version_ += !blocks.empty();
   const Changing changing(*this, blocks);
-  wanted_.take_away(blocks);
+  order_.discard(wanted_.take_away(blocks));
 }
 
 void SlotBooks::count(BlockIds blocks, std::int64_t sign) {

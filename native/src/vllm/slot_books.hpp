@@ -12,6 +12,7 @@
 
 #include "directory/block_ids.hpp"
 #include "directory/counts.hpp"
+#include "directory/order.hpp"
 
 namespace forebay {
 
@@ -41,8 +42,9 @@ class SlotBooks {
   std::vector<std::int32_t> release(BlockIds blocks, bool prefetch);
   // A prefetch lease on each becomes one of the other kind.
   void promote(BlockIds blocks) { prefetch_.take_away(blocks); }
-  void want(BlockIds blocks);
-  void unwant(BlockIds blocks);
+  // Somebody waits for each block, or, if not `asked`, will perhaps: it is wanted.
+  void want(BlockIds blocks, bool asked);
+  void unwant(BlockIds blocks, bool asked);
 
   // For blocks that were checked.
   std::int32_t slot_of(std::int32_t block) const { return slot_[block]; }
@@ -51,7 +53,7 @@ class SlotBooks {
     return state_[block] == Slot::kLoading || state_[block] == Slot::kSaving;
   }
   std::int32_t leases(std::int32_t block) const { return leases_.of(block); }
-  bool wanted(std::int32_t block) const { return wanted_.of(block) > 0; }
+  bool asked(std::int32_t block) const { return asked_.of(block) > 0; }
   // The block in a slot that was checked, or -1.
   std::int32_t block_in(std::int32_t slot) const { return block_in_[slot]; }
   // Whether a load does not take this free slot: what is there is leased, or, if `wanted_too`,
@@ -61,8 +63,20 @@ class SlotBooks {
     return block >= 0 && (leases_.of(block) > 0 || (wanted_too && wanted_.of(block) > 0));
   }
 
+  // Calls `see` with each wanted block that is here and not leased, until it returns false: those
+  // that were wanted last come first, leaf first.
+  template <typename See>
+  void walk_wanted(See see) const {
+    order_.walk(0, [&](std::int32_t block) {
+      const bool only_wanted = slot_[block] >= 0 && !busy(block) && leases_.of(block) == 0;
+      return !only_wanted || see(block);
+    });
+  }
+
   std::int32_t max_blocks() const { return max_blocks_; }
   std::int32_t slots() const { return static_cast<std::int32_t>(block_in_.size()); }
+  // Another one after each change of prefetch leases and of who is wanted.
+  std::int64_t version() const { return version_; }
   std::int64_t leased_here() const { return leased_here_; }
   std::int64_t wanted_here() const { return wanted_here_; }
   std::int64_t prefetch_leased() const { return prefetch_.held(); }
@@ -83,6 +97,9 @@ class SlotBooks {
   BlockCounts leases_;
   BlockCounts prefetch_;
   BlockCounts wanted_;
+  BlockCounts asked_;
+  EvictionOrder order_;  // of the wanted
+  std::int64_t version_ = 0;
   std::int64_t leased_here_ = 0;
   std::int64_t wanted_here_ = 0;
   std::array<std::int64_t, kSlotStates> in_state_{};

@@ -75,9 +75,9 @@ void bind_looks(nb::class_<SlotBooks>& books) {
            [](const SlotBooks& self, nb::handle blocks) {
              return of_each<IdsResult>(self, blocks, [&](auto b) { return self.leases(b); });
            })
-      .def("wanted",
+      .def("asked",
            [](const SlotBooks& self, nb::handle blocks) {
-             return of_each<FlagsResult>(self, blocks, [&](auto b) { return self.wanted(b); });
+             return of_each<FlagsResult>(self, blocks, [&](auto b) { return self.asked(b); });
            })
       .def("along", &along)
       .def("blocks_in", &blocks_in)
@@ -119,11 +119,11 @@ void bind_changes(nb::class_<SlotBooks>& books) {
              self.promote(IdsArgument(blocks, "blocks").values());
            })
       .def("want",
-           [](SlotBooks& self, nb::handle blocks) {
-             self.want(IdsArgument(blocks, "blocks").values());
+           [](SlotBooks& self, nb::handle blocks, bool asked) {
+             self.want(IdsArgument(blocks, "blocks").values(), asked);
            })
-      .def("unwant", [](SlotBooks& self, nb::handle blocks) {
-        self.unwant(IdsArgument(blocks, "blocks").values());
+      .def("unwant", [](SlotBooks& self, nb::handle blocks, bool asked) {
+        self.unwant(IdsArgument(blocks, "blocks").values(), asked);
       });
 }
 
@@ -140,6 +140,8 @@ void bind_vllm(nb::module_& module) {
            [](const FreeQueue& self, std::int64_t count) { return ids_of(self.first(count)); })
       .def("spare", &FreeQueue::spare, nb::arg("books"), nb::arg("count"), nb::arg("most"),
            nb::arg("wanted_too"))
+      .def("make_way", &FreeQueue::make_way, nb::arg("books"), nb::arg("count"), nb::arg("most"))
+      .def("guard", &FreeQueue::guard, nb::arg("books"), nb::arg("count"))
       .def("ids", &FreeQueue::ids);
 }
 

@@ -131,8 +131,10 @@ class PrefetchLedger:
         if not len(found):
             return []
         self._open[blocks] = 0
-        whose, counts = np.unique(found, return_counts=True)
-        return list(zip(whose.tolist(), counts.tolist(), strict=True))
+        # A path has few transfers, one behind the other.
+        ends = [*(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
+        starts = [0, *ends[:-1]]
+        return [(int(found[start]), end - start) for start, end in zip(starts, ends, strict=True)]
 
     def _count(self, outcome: PrefetchOutcome, transfer: int, blocks: int) -> None:
         self.outcomes[outcome] += blocks * self.block_bytes

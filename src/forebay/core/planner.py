@@ -121,10 +121,11 @@ def expected_starts(
 def make_plan(view: View, rates: Rates) -> Plan:
     """Decide what to bring now. `view.wanted` is in order of expected start."""
     plan = Plan()
+    due_s = _due_times(view, rates)
     room = view.obtainable - view.reserve
     protected_room = view.obtainable_protected - view.reserve
     lease_room, copy_room = view.lease_room, view.copy_room
-    for wanted in view.wanted:
+    for wanted, by_s in zip(view.wanted, due_s, strict=True):
         if wanted.expires_s <= view.now_s:
             plan.expired.append(wanted.request)
             continue
@@ -134,12 +135,12 @@ def make_plan(view: View, rates: Rates) -> Plan:
         idle = wanted.here - wanted.kept
         blocks = max(0, min(wanted.to_load, room, lease_room - idle, copy_room))
         protected = False
-        if blocks < wanted.to_load and _must_go_now(view, wanted, rates):
+        if blocks < wanted.to_load and by_s <= view.now_s:
             most = max(0, min(wanted.to_load, protected_room, lease_room - idle, copy_room))
             protected, blocks = most > blocks, max(most, blocks)
         reach = min(wanted.here + blocks, wanted.kept + lease_room)
         hint = wanted.expires_s < _NEVER
-        if reach or not hint:
+        if reach:
             plan.bring.append(Bring(wanted.request, reach, blocks, wanted.eta_s, protected))
         if blocks < wanted.to_load:
             plan.refused.append(wanted.request)
@@ -154,8 +155,19 @@ def make_plan(view: View, rates: Rates) -> Plan:
     return plan
 
 
-def _must_go_now(view: View, wanted: Wanted, rates: Rates) -> bool:
-    load_s = rates.load_s(wanted.to_load * view.block_bytes)
+def _due_times(view: View, rates: Rates) -> list[float]:
+    """When the load of each of `view.wanted` must start at the latest: a few of its own load times
+    before its request does, and early enough for those behind it, which the link serves afterwards.
+    """
     # The caller looks again only a step later, and hears late of what has arrived.
-    lead_s = view.lead_loads * load_s + rates.load_latency_s.value + rates.step_s.value
-    return wanted.eta_s - lead_s <= view.now_s
+    heard_s = rates.load_latency_s.value + rates.step_s.value
+    due: list[float] = []
+    next_s = _NEVER
+    for wanted in reversed(view.wanted):
+        if wanted.to_load:
+            load_s = rates.load_s(wanted.to_load * view.block_bytes)
+            own_s = wanted.eta_s - view.lead_loads * load_s - heard_s
+            next_s = min(own_s, next_s - load_s)
+        due.append(next_s)
+    due.reverse()
+    return due

@@ -116,8 +116,8 @@ class Store:
 
     def loads_of(self, blocks: Ids) -> set[int]:
         """The transfers, un-ended, that fill any of `blocks`."""
-        loads = self._load_of[blocks]
-        return set(np.unique(loads[loads > 0]).tolist()) if loads.any() else set()
+        loads = self._load_of.take(blocks)
+        return set(loads[loads > 0].tolist()) if loads.any() else set()
 
     def loading(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether an un-ended transfer fills each block."""

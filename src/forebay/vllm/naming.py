@@ -65,6 +65,11 @@ class Naming:
             self._add(namespace, record, keys, found, whole)
         record.named = whole
 
+    def path(self, namespace: bytes, record: Record) -> Ids:
+        """The blocks of a request's table that are in the directory, root first."""
+        keys = b"".join(record.request.block_hashes[: record.named])
+        return self._store.match(namespace, keys, record.session).ids
+
     def _turn_up(self, record: Record, found: Ids) -> None:
         """Of blocks that only host memory had, `record` computed some again."""
         places = np.arange(min(record.named, len(found)), len(found))

@@ -31,9 +31,6 @@ from forebay.vllm.adapter import (
     cached_blocks,
 )
 
-# How many steps a look at the head of vLLM's queue is to last.
-_GUARDED_STEPS = 4
-
 
 class VllmDevicePool:
     """A `DevicePool` over `pool`. Our blocks are ids below `max_blocks`.
@@ -110,9 +107,19 @@ class VllmDevicePool:
         return handed
 
     def guard(self, count: int) -> None:
-        """Put leased blocks among the next `count` that vLLM would hand out to the tail."""
-        if self._books.leased_here:
-            self._queue.spare(self._books, count, _GUARDED_STEPS * count, wanted_too=False)
+        """Of the next `count` that vLLM would hand out, take back what is leased, and, where there
+        is enough else, what is wanted.
+        """
+        if self._books.leased_here or self._books.wanted_here:
+            self._queue.guard(self._books, count)
+
+    def keep(self, blocks: Ids) -> None:
+        """`blocks` are likely to be asked for soon: they are given up after what nobody wants."""
+        self._books.want(blocks, False)
+
+    def keep_no_more(self, blocks: Ids) -> None:
+        """They are like any others."""
+        self._books.unwant(blocks, False)
 
     def content_of(self, block: int) -> bytes:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""
@@ -233,13 +240,13 @@ class VllmDevicePool:
         """vLLM's queue has them already."""
 
     def protect(self, blocks: Ids) -> None:
-        self._books.want(blocks)
+        self._books.want(blocks, True)
 
     def unprotect(self, blocks: Ids) -> None:
-        self._books.unwant(blocks)
+        self._books.unwant(blocks, True)
 
     def wanted(self, blocks: Ids) -> NDArray[np.bool_]:
-        return self._books.wanted(blocks)
+        return self._books.asked(blocks)
 
     def next_victims(self, count: int) -> Ids:
         blocks = self._books.blocks_in(self._queue.first(count))
@@ -252,7 +259,11 @@ class VllmDevicePool:
         if count > self.obtainable(protected=protected):
             return None
         most = self._pool.get_num_free_blocks()
-        if self._queue.spare(self._books, count, most, wanted_too=not protected) < count:
+        if protected:
+            found = self._queue.make_way(self._books, count, most)
+        else:
+            found = self._queue.spare(self._books, count, most, wanted_too=True)
+        if found < count:
             return None
         slots = self._queue.ids(self._pool.get_new_blocks(count))
         lost = self.catch_up()

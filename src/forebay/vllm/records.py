@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay.core.directory import Session
 from forebay.core.planner import Running
+from forebay.core.rates import Rates
 from forebay.core.requests import Hint, Request
 from forebay.vllm.adapter import Scheduled, VllmRequest
 from forebay.vllm.wishes import NAME, Wishes
@@ -90,12 +91,14 @@ class Record:
         """Blocks of its prompt that are there when it starts."""
         return self.local_tokens // block_tokens + (self.copied_tokens > 0)
 
-    def progress(self) -> Running:
-        """What it has left to compute and to answer."""
+    def progress(self, rates: Rates) -> Running:
+        """What it has left to compute and to answer. Answers end before they must: no more is left
+        than of an average one.
+        """
         request = self.request
         left = max(0, request.num_tokens - request.num_computed_tokens)
-        answer = max(0, request.max_tokens - request.num_output_tokens)
-        return Running(left if left > 1 else 0, answer)
+        answer = min(request.max_tokens, int(rates.answer_tokens.value)) - request.num_output_tokens
+        return Running(left if left > 1 else 0, max(0, answer))
 
     def answer(self) -> dict[str, Any] | None:
         """What its client is told in the answer's `kv_transfer_params`, if it asked for anything.

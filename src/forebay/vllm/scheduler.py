@@ -36,6 +36,7 @@ from forebay.vllm.copies import Copies
 from forebay.vllm.events import HostEvents
 from forebay.vllm.hints import NO_HINTS, HintBounds, Hints
 from forebay.vllm.last_block import LastBlocks
+from forebay.vllm.lately import Lately
 from forebay.vllm.mailbox import Hands, Mailbox
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.naming import Naming
@@ -112,6 +113,7 @@ class SchedulerHalf:
         self._mode_file = ModeFile(mode_file, settings.mode)
         self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
         self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)
+        self._lately = Lately(self._device)
         self._turns = Turns(store, self._device, line, flights, self._loads)
         self.events: HostEvents | None = None
         if events:
@@ -215,6 +217,7 @@ class SchedulerHalf:
             self._naming.name(self._namespace, record, request.num_computed_tokens)
             if record.hint is None:
                 self.rates.answered(request.num_output_tokens)
+                self._lately.ended(self._naming.path(self._namespace, record), self._clock())
         if record.hint is not None:
             if not self._hints.ended(record.id):
                 self._by_id.pop(record.id, None)
@@ -235,10 +238,11 @@ class SchedulerHalf:
         self._look_at_mode(now_s)
         self._catch_up()
         self._hints.expire(now_s)
+        self._lately.expire(now_s)
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
         self.books.scheduled(number, step, now_s, loads_lack=self._turns.lack_loads)
-        running = map(Record.progress, self._running.values())
+        running = (record.progress(self.rates) for record in self._running.values())
         free_run_slots = max(0, self._most_running - len(self._running))
         self._turns.take(free_run_slots, now_s)
         self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
@@ -249,8 +253,7 @@ class SchedulerHalf:
             self._saves.flush(now_s)
         self._device.guard(self._next_step_blocks)
         self._device.load_stamp = number
-        copies = self._last_blocks.take(number)
-        return self._mail.post(number, settle, copies, idle=not step.tokens)
+        return self._mail.post(number, settle, self._last_blocks.take(number), idle=not step.tokens)
 
     def heard(self, step: int, told: News | None) -> None:
         """The output of the step of this number came, with the worker's news, if there are any."""
@@ -282,6 +285,7 @@ class SchedulerHalf:
         self._device.disown_loads()
         self._turns.clear()
         self._hints.drop_all()
+        self._lately.drop_all()
         waiting = [self._by_id[entry.request.id] for entry in self._line]
         for entry in list(self._line):
             self._leave_line(entry)
@@ -334,9 +338,6 @@ class SchedulerHalf:
             self._ahead.plan(now_s, (), self._most_running, 0)
         self._copies.name_loads(now_s)
 
-    def _look_at_mode(self, now_s: float) -> None:
-        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
-
     @property
     def _idle(self) -> bool:
         """Whether no step computes anything and no request could."""
@@ -359,7 +360,7 @@ class SchedulerHalf:
         if record.id in self._line:
             return  # a hint that was preempted stands there still
         priority = request.priority if self._by_priority else 0
-        self._line.add(record.waiting(self._namespace, priority))
+        self._lately.came(self._line.add(record.waiting(self._namespace, priority)).blocks)
 
     @property
     def _namespace(self) -> bytes:
@@ -371,9 +372,7 @@ class SchedulerHalf:
         self._line.remove(entry)
 
     def _patience_s(self, entry: Waiting) -> float:
-        """How long a request waits for its loads once its turn has come.
-
-        Others go on meanwhile, and computing it would hold them up: so however long it would take,
+        """How long a request waits for its loads once its turn has come: while others go on, so
         what is in flight may take twice its estimate, and two steps to be heard of.
         """
         copied = self._flights.load_blocks * self.settings.block_bytes
