@@ -312,6 +312,10 @@ class SchedulerHalf:
 
     # -- inside: the queue -----------------------------------------------------------------------
 
+    def _look_at_mode(self, now_s: float) -> None:
+        """The operator's switch: before a request's loads begin, and at every step."""
+        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
+
     def _note_wishes(self, record: Record) -> None:
         self.books.asked(record)
         asked = record.wishes.hint
