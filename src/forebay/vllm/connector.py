@@ -9,6 +9,7 @@ path: `"kv_connector_module_path": "forebay.vllm.connector"`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,9 @@ from forebay.vllm.pair import Pair
 from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
 from forebay.vllm.scheduler import SchedulerHalf
 from forebay.vllm.worker import WorkerHalf, device_of
+
+_STATS_S = 0.1
+"""To look at all counters costs as much as a step that has nothing to do."""
 
 
 @dataclass
@@ -82,6 +86,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerHalf | None = None
         self._watch = Stopwatch()
         self._growth = Growth()
+        self._stats_due_s = 0.0
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
@@ -214,13 +219,16 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     # -- of either -------------------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> ForebayStats | None:
-        """What was counted since the last time."""
+        """What was counted since the last time; while there is work, only now and then."""
         if self._worker is not None:
             counters = self._growth.since(self._worker.counters())
             return _if_any(ForebayStats({"counters": counters, "gauges": {}, "samples": {}}))
         if self._scheduler is None:
             return None
-        books = self._scheduler.books
+        books, now_s = self._scheduler.books, time.monotonic()
+        if now_s < self._stats_due_s and (books.computes or self._scheduler.busy):
+            return None
+        self._stats_due_s = now_s + _STATS_S
         counters, gauges = books.figures()
         samples = {
             "forebay:request_load_wait_seconds": books.take_load_waits(),
