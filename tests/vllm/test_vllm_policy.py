@@ -9,12 +9,14 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
+from vllm.v1.request import RequestStatus
 from vllm_sim import BLOCK_BYTES, BLOCK_TOKENS, Reply, SimEngine
 
 from forebay.core.ledger import MissReason, Source
 from forebay.core.rates import Rates
 from forebay.transfer.messages import Direction
 from forebay.vllm.lately import Lately
+from forebay.vllm.lookups import Lookups
 
 
 def engine(folder: Path, **options: Any) -> SimEngine:
@@ -179,3 +181,60 @@ def test_a_hit_on_an_idle_engine_costs_its_copy_and_little_more(tmp_path: Path, 
     copied_s = (loaded(sim) - before) * BLOCK_BYTES / sim.machine.link_bytes_per_s
     # One sleep of vLLM's, one step without work, and the scheduling of each.
     assert hit.ttft_s - there.ttft_s - copied_s < 4e-3
+
+
+def test_a_request_that_waits_for_its_load_is_not_looked_up_at_each_step(tmp_path: Path):
+    sim = engine(tmp_path)
+    prompt = sim.some(16_000)
+    saved(sim, [prompt])
+    coordinator = sim.scheduler.kv_cache_manager.coordinator
+    find, found = coordinator.find_longest_cache_hit, list[int]()
+
+    def counted(hashes: Any, most: int) -> Any:
+        hit = find(hashes, most)
+        found.append(hit[1])
+        return hit
+
+    coordinator.find_longest_cache_hit = counted
+    steps = sim.steps
+    reply = sim.ask(prompt, 1)
+    sim.run()
+    assert sim.steps - steps > 10
+    assert found == [0, 16_000 - BLOCK_TOKENS]
+    assert not reply.request.skip_reading_prefix_cache
+
+
+def test_a_hints_own_token_lets_its_session_have_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Or it would be a step later in any case.
+    monkeypatch.setattr(Lookups, "step_over", lambda self: self._put_off.clear())
+    sim = engine(tmp_path)
+    prompt = sim.some(16_005)
+    saved(sim, [prompt])
+    hint = sim.ask(prompt, 1, params={"forebay": {"hint": {"eta_s": 0.1}}})
+    session = sim.ask(prompt, 8, at_s=sim.now_s + 0.1)
+    admitted, before = sim.half.admitted, list[int]()
+
+    def noted(request: Any, block: int | None) -> None:
+        if request is hint.request:
+            before.append(len(session.tokens))
+        admitted(request, block)
+
+    sim.half.admitted = noted
+    sim.run()
+    assert before == [1]
+    assert (len(hint.tokens), len(session.tokens)) == (1, 8)
+
+
+def test_a_hints_own_token_waits_a_second_for_that_at_most(tmp_path: Path):
+    sim = engine(tmp_path)
+    prompt = sim.some(16_005)
+    saved(sim, [prompt])
+    hint = sim.ask(prompt, 1, params={"forebay": {"hint": {"eta_s": 0.1}}})
+    session = sim.ask(prompt, 8, at_s=sim.now_s + 0.1)
+    sim.run(lambda: session.request.num_computed_tokens > 0)
+    sim.scheduler.finish_requests(session.request.request_id, RequestStatus.FINISHED_ABORTED)
+    sim.run()
+    assert len(hint.tokens) == 1
+    assert hint.ttft_s < 1.3

@@ -17,13 +17,13 @@ from enum import StrEnum
 
 from forebay.core.requests import Hint, Request
 from forebay.core.waiting import WaitingLine
-from forebay.vllm.adapter import VllmRequest
+from forebay.vllm.records import Record
 from forebay.vllm.wishes import AskedHint
 
 _LEAD_S = 0.1
 """So long before its eta a hint's own token would be in the way of the session that comes."""
-_LATE_S = 1.0
-"""So long it waits for its session after that."""
+LATE_S = 1.0
+"""So long it waits for its session after that, and for its session's first token."""
 
 
 class HintOutcome(StrEnum):
@@ -84,11 +84,20 @@ class Hints:
     def __contains__(self, hint: int) -> bool:
         return hint in self._open
 
-    def accept(
-        self, id_: int, asked: AskedHint, request: VllmRequest, now_s: float, *, looks_ahead: bool
+    def take_up(self, record: Record, now_s: float, *, looks_ahead: bool) -> None:
+        """Note in `record` the hint that it asks for, if it does, or why it is none."""
+        if record.wishes.hint is None:
+            return
+        hint = self._accept(record, record.wishes.hint, now_s, looks_ahead=looks_ahead)
+        if isinstance(hint, str):
+            record.hint_refused = hint
+        else:
+            record.hint = hint
+
+    def _accept(
+        self, record: Record, asked: AskedHint, now_s: float, *, looks_ahead: bool
     ) -> Hint | str:
-        """Take up what `request` asks for, or say why not."""
-        blocks, bounds = len(request.block_hashes), self._bounds
+        blocks, bounds = len(record.request.block_hashes), self._bounds
         why = ""
         if not looks_ahead:
             why = "the mode does not look ahead"
@@ -104,7 +113,7 @@ class Hints:
             expiry_s = min(expiry_s, asked.expiry_s)
         eta_s = now_s + asked.eta_s
         hint = Hint(eta_s, eta_s + expiry_s)
-        self._open[id_] = OpenHint(id_, hint, blocks)
+        self._open[record.id] = OpenHint(record.id, hint, blocks)
         self._blocks += blocks
         return hint
 
@@ -114,7 +123,7 @@ class Hints:
         What it lacks is not waited for when its time is over.
         """
         eta_s, expires_s = self._open[hint].hint.eta_s, self._open[hint].hint.expires_s
-        in_the_way = eta_s - _LEAD_S <= now_s < eta_s + _LATE_S
+        in_the_way = eta_s - _LEAD_S <= now_s < eta_s + LATE_S
         return now_s < expires_s and (lacks or in_the_way)
 
     def answered(self, hint: int) -> None:
@@ -132,15 +141,18 @@ class Hints:
             return False
         return True
 
-    def came(self, request: Request) -> None:
-        """`request`, of a session, starts: hints of it have done their work."""
+    def came(self, request: Request) -> list[int]:
+        """`request`, of a session, starts: hints of it have done their work. Returns those."""
+        came: list[int] = []
         for found in list(self._open.values()):
             entry = self._line.get(found.id)
             if entry is None:
                 continue
             hinted = entry.request.keys[: len(entry.blocks) * self._key_bytes]
             if hinted and request.keys.startswith(hinted):
+                came.append(found.id)
                 self._close(found, HintOutcome.CLAIMED)
+        return came
 
     def expire(self, now_s: float) -> None:
         """Hints whose time is over keep nothing any more."""

@@ -45,6 +45,10 @@ class Record:
     copied_from: int = -1
     """The slot from which its last block is copied, if it is, all but the last token."""
     copied_tokens: int = 0
+    goes_behind: VllmRequest | None = None
+    """A hint's own request lets that of its session have its first token first."""
+    until_s: float = 0.0
+    """For so long."""
     table: list[int] = field(default_factory=list[int])
     """Its slots, as far as the steps have told."""
     named: int = 0
@@ -81,6 +85,11 @@ class Record:
             no_save=self.wishes.no_save,
             hint=self.hint,
         )
+
+    def lets_pass(self, now_s: float) -> bool:
+        """Whether it lets another go first."""
+        other = self.goes_behind
+        return other is not None and not other.num_output_tokens and now_s < self.until_s
 
     @property
     def found_tokens(self) -> int:

@@ -34,9 +34,10 @@ from forebay.vllm.books import Books
 from forebay.vllm.control import ModeFile
 from forebay.vllm.copies import Copies
 from forebay.vllm.events import HostEvents
-from forebay.vllm.hints import NO_HINTS, HintBounds, Hints
+from forebay.vllm.hints import LATE_S, NO_HINTS, HintBounds, Hints
 from forebay.vllm.last_block import LastBlocks
 from forebay.vllm.lately import Lately
+from forebay.vllm.lookups import Lookups
 from forebay.vllm.mailbox import Hands, Mailbox
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.naming import Naming
@@ -101,6 +102,7 @@ class SchedulerHalf:
         self.rates = rates = Rates(Average(settings.link_bytes_per_s))
         self._switch = switch = ModeSwitch(settings.mode)
         self._line = line = WaitingLine(store, settings.block_tokens, last_too=True)
+        self._lookups = Lookups()
         self._last_blocks = LastBlocks(settings.block_tokens, pool, store, switch)
         self._flights = flights = Flights(1)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
@@ -114,7 +116,7 @@ class SchedulerHalf:
         self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
         self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)
         self._lately = Lately(self._device)
-        self._turns = Turns(store, self._device, line, flights, self._loads)
+        self._turns = Turns(store, self._device, line, flights, self._loads, self._hints)
         self.events: HostEvents | None = None
         if events:
             self.events = HostEvents(
@@ -151,10 +153,13 @@ class SchedulerHalf:
     def arrive(self, request: VllmRequest) -> None:
         """vLLM queued a request."""
         self._last_id += 1
-        arrival_s = request.arrival_time if self._by_priority else self._clock()
+        now_s = self._clock()
+        self._look_at_mode(now_s)
+        arrival_s = request.arrival_time if self._by_priority else now_s
         record = Record(self._last_id, request, arrival_s, Wishes.of(request))
         self._records[request.request_id] = self._by_id[record.id] = record
-        self._note_wishes(record)
+        self.books.asked(record)
+        self._hints.take_up(record, now_s, looks_ahead=self._switch.policy.look_ahead)
         self._wait(record)
         self._begin_at_once(record)
 
@@ -165,18 +170,18 @@ class SchedulerHalf:
         at its next step.
         """
         record = self._records.get(request.request_id)
-        entry = None if record is None else self._line.get(record.id)
-        if record is None or entry is None:
+        if record is None:
             return 0
         self._catch_up()
+        looked_up = self._lookups.asked(record)
         record.local_tokens = local_tokens
-        now_s = self._clock()
-        if record.hint is not None:
-            self._line.refresh(entry)
-            again = self._hints.waits(record.id, now_s, lacks=self._turns.lacks(entry, now_s))
-        else:
-            again = self._turns.asked(record, entry, now_s)
-        return None if again else self._last_blocks.tokens(record, entry)
+        entry, now_s = self._line.get(record.id), self._clock()
+        if self._turns.puts_off(record, entry, now_s):
+            self._lookups.put_off(record)
+            return None
+        if not looked_up:
+            return None
+        return 0 if entry is None else self._last_blocks.tokens(record, entry)
 
     def admitted(self, request: VllmRequest, block: int | None) -> None:
         """vLLM starts `request` with what it found when it last asked, and `block` for what more is
@@ -201,7 +206,9 @@ class SchedulerHalf:
         brought = self._ledger.read(entry.blocks[own:found], turn_s)
         self.books.started(record, entry, brought, now_s)
         self._leave_line(entry)
-        self._hints.came(entry.request)
+        for hint in self._hints.came(entry.request):
+            if hint in self._by_id:
+                self._by_id[hint].goes_behind, self._by_id[hint].until_s = request, now_s + LATE_S
 
     def finish(self, request: VllmRequest) -> dict[str, Any] | None:
         """The request ended, whatever its state; its blocks are vLLM's still.
@@ -212,6 +219,7 @@ class SchedulerHalf:
         if record is None:
             return None
         self._turns.over(record)
+        self._lookups.over(record)
         if self._running.pop(record.id, None) is not None:
             self._catch_up()
             self._naming.name(self._namespace, record, request.num_computed_tokens)
@@ -253,6 +261,7 @@ class SchedulerHalf:
             self._saves.flush(now_s)
         self._device.guard(self._next_step_blocks)
         self._device.load_stamp = number
+        self._lookups.step_over()
         return self._mail.post(number, settle, self._last_blocks.take(number), idle=not step.tokens)
 
     def heard(self, step: int, told: News | None) -> None:
@@ -272,6 +281,7 @@ class SchedulerHalf:
     @property
     def busy(self) -> bool:
         """Whether vLLM must go on stepping: for copies, or for events that it has not been told."""
+        self._catch_up()  # with a reset of vLLM's cache, before the next request comes
         return self._copies.under_way or (self.events is not None and self.events.waiting)
 
     @property
@@ -309,24 +319,10 @@ class SchedulerHalf:
         self._store.advance(told.report.completed_step)
         self._copies.reported(told.report, now_s)
         self._catch_up()
+        if told.report.completions:
+            self._lookups.look_again(lambda record: self._turns.ready(record, now_s))
 
     # -- inside: the queue -----------------------------------------------------------------------
-
-    def _look_at_mode(self, now_s: float) -> None:
-        """The operator's switch: before a request's loads begin, and at every step."""
-        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
-
-    def _note_wishes(self, record: Record) -> None:
-        self.books.asked(record)
-        asked = record.wishes.hint
-        if asked is None:
-            return
-        now_s, ahead = self._clock(), self._switch.policy.look_ahead
-        hint = self._hints.accept(record.id, asked, record.request, now_s, looks_ahead=ahead)
-        if isinstance(hint, str):
-            record.hint_refused = hint
-        else:
-            record.hint = hint
 
     def _begin_at_once(self, record: Record) -> None:
         """On an idle engine the next step is this request's: its loads need not wait for it."""
@@ -334,13 +330,16 @@ class SchedulerHalf:
         if entry is None or self._line.head(1) != [entry] or not self._idle:
             return
         now_s = self._clock()
-        self._look_at_mode(now_s)
         self._catch_up()
         if record.hint is None:
             self._turns.begin(entry, now_s)
         else:
             self._ahead.plan(now_s, (), self._most_running, 0)
         self._copies.name_loads(now_s)
+
+    def _look_at_mode(self, now_s: float) -> None:
+        """The operator's switch: before a request's loads begin, and at every step."""
+        self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
 
     @property
     def _idle(self) -> bool:

@@ -15,6 +15,7 @@ from forebay.core.flights import Flights
 from forebay.core.requests import NotYet, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
+from forebay.vllm.hints import Hints
 from forebay.vllm.pool import VllmDevicePool
 from forebay.vllm.records import Record, Turn
 
@@ -29,12 +30,14 @@ class Turns:
         line: WaitingLine,
         flights: Flights,
         loads: Loads,
+        hints: Hints,
     ) -> None:
         self._store = store
         self._device = device
         self._line = line
         self._flights = flights
         self._loads = loads
+        self._hints = hints
         # Put off since the last orders; and those whose turn it was then.
         self._asked: dict[int, Record] = {}
         self._turning: set[int] = set()
@@ -44,8 +47,22 @@ class Turns:
         """Whether some request was put off in this step."""
         return bool(self._asked)
 
-    def asked(self, record: Record, entry: Waiting, now_s: float) -> bool:
+    def puts_off(self, record: Record, entry: Waiting | None, now_s: float) -> bool:
         """vLLM could start it. Returns whether to ask again at the next step."""
+        if entry is None:
+            return record.lets_pass(now_s)
+        if record.hint is None:
+            return self._asks_again(record, entry, now_s)
+        return self._hints.waits(record.id, now_s, lacks=self.lacks(entry, now_s))
+
+    def ready(self, record: Record, now_s: float) -> bool:
+        """Whether one that was put off for its loads lacks none any more."""
+        if record.hint is not None or record.goes_behind is not None:
+            return False
+        entry = self._line.get(record.id)
+        return entry is None or not self.lacks(entry, now_s)
+
+    def _asks_again(self, record: Record, entry: Waiting, now_s: float) -> bool:
         if not self.lacks(entry, now_s):
             record.turn = Turn.READY
             return False
