@@ -65,7 +65,8 @@ class Copies:
         news = self._mail.poll()
         for transfer in news.issued:
             self._loads.issued(transfer, now_s)
-        for completion in news.completions:
+        # Ancestors first: two lanes may have ended theirs in another order.
+        for completion in sorted(news.completions, key=lambda each: each.id):
             self._ended(completion, now_s)
 
     def _ended(self, completion: Completion, now_s: float) -> None:
