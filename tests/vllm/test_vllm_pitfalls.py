@@ -122,9 +122,14 @@ def test_pitfall_04_who_runs_takes_prefetched_blocks_at_once(toy: MakeEngine):
         engine.step()
         leased.append(engine.half._device.prefetch_leased)
     assert len(runs.given) == 440, "28 of 30 blocks"
-    assert (max(leased), leased[-1]) == (24, 2)
+    taken = max(leased) - leased[-1]
+    assert max(leased) == 24
+    assert taken >= 22
     assert engine.preempted == 0
     engine.run()
+    stats = engine.half.stats()
+    assert stats.prefetch_bytes["wasted"] >= taken * BLOCK_BYTES, "brought, and gone unread"
+    assert stats.prefetch_open_bytes == 0
     assert not wrong_answers(engine)
 
 
@@ -184,17 +189,17 @@ def test_pitfall_09_all_that_was_computed_is_found_again(toy: MakeEngine):
 
 
 def test_pitfall_10_host_memory_need_not_mirror_the_device(toy: MakeEngine):
-    engine = toy(blocks=41, save_mode="on_evict")
+    engine = toy(blocks=121, save_mode="on_evict")
     engine.ask(prompt_of(1, 200), 1)
     engine.run()
     assert engine.half.stats().saved_bytes == 0, "there is room on the device"
-    for seed in (2, 3, 4, 5):
+    for seed in range(2, 25):
         engine.ask(prompt_of(seed, 200), 1)
         engine.run()
-    saved = engine.half.stats().saved_bytes
-    assert 0 < saved < 5 * 12 * BLOCK_BYTES
-    engine.ask(prompt_of(1, 200), 4)
-    engine.run()
+    assert 0 < engine.half.stats().saved_bytes < 24 * 12 * BLOCK_BYTES
+    for seed in range(1, 25):
+        engine.ask(prompt_of(seed, 200), 1)
+        engine.run()
     assert engine.half.stats().sources[Source.HOST] > 0
     assert not wrong_answers(engine)
 

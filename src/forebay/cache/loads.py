@@ -263,6 +263,8 @@ class Loads:
             deadline_s=deadline_s,
             now_s=now_s,
         )
+        # What an earlier prefetch had brought of them lost its slot unread.
+        self._ledger.ended(blocks, PrefetchOutcome.WASTED)
         if ahead:
             self._ledger.planned(transfer, blocks, max(deadline_s, now_s) + self._settings.slack_s)
         return True
