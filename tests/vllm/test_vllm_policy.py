@@ -20,7 +20,7 @@ from forebay.vllm.lookups import Lookups
 
 
 def engine(folder: Path, **options: Any) -> SimEngine:
-    extra = {"host_bytes": options.pop("host_bytes", "48GiB")}
+    extra = {"host_bytes": options.pop("host_bytes", "48GiB"), **options.pop("extra", {})}
     connector = {
         "kv_connector": "ForebayConnector",
         "kv_connector_module_path": "forebay.vllm.connector",
@@ -238,3 +238,16 @@ def test_a_hints_own_token_waits_a_second_for_that_at_most(tmp_path: Path):
     sim.run()
     assert len(hint.tokens) == 1
     assert hint.ttft_s < 1.3
+
+
+def test_a_hint_that_finds_no_room_leaves_an_idle_engine_idle(tmp_path: Path):
+    sim = engine(tmp_path, blocks=1000, extra={"hint_share": 1.0, "prefetch_share": 0.3})
+    prompt = sim.some(9600)
+    saved(sim, [prompt])
+    steps = sim.steps
+    reply = sim.ask(prompt, 1, params={"forebay": {"hint": {"eta_s": 5.0}}})
+    sim.run(lambda: bool(reply.tokens))
+    # Some of it was brought, and there is no more to wait for.
+    assert loaded(sim) == 299
+    assert sim.steps - steps < 100
+    sim.run()

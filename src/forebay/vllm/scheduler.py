@@ -176,7 +176,7 @@ class SchedulerHalf:
         looked_up = self._lookups.asked(record)
         record.local_tokens = local_tokens
         entry, now_s = self._line.get(record.id), self._clock()
-        if self._turns.puts_off(record, entry, now_s):
+        if self._turns.puts_off(record, entry, now_s, idle=self._idle):
             self._lookups.put_off(record)
             return None
         if not looked_up:

@@ -47,13 +47,19 @@ class Turns:
         """Whether some request was put off in this step."""
         return bool(self._asked)
 
-    def puts_off(self, record: Record, entry: Waiting | None, now_s: float) -> bool:
-        """vLLM could start it. Returns whether to ask again at the next step."""
+    def puts_off(self, record: Record, entry: Waiting | None, now_s: float, *, idle: bool) -> bool:
+        """vLLM, which is `idle` or not, could start it. Returns whether to ask again at the next
+        step.
+        """
         if entry is None:
             return record.lets_pass(now_s)
         if record.hint is None:
             return self._asks_again(record, entry, now_s)
-        return self._hints.waits(record.id, now_s, lacks=self.lacks(entry, now_s))
+        # On an idle engine with nothing under way it gets no more: there was no room for it.
+        stuck = record.turn is Turn.WAITS and idle and not len(self._flights)
+        record.turn = Turn.WAITS
+        lacks = self.lacks(entry, now_s) and not stuck
+        return self._hints.waits(record.id, now_s, lacks=lacks)
 
     def ready(self, record: Record, now_s: float) -> bool:
         """Whether one that was put off for its loads lacks none any more."""
