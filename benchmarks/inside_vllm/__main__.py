@@ -54,13 +54,16 @@ def main() -> int:
 
 
 def _figures(options: argparse.Namespace) -> int:
-    from figures import GOALS, Start, figures  # noqa: PLC0415
+    from figures import GOALS, Start, faults, figures  # noqa: PLC0415
 
-    made = figures(Start.read(options.folder), options.ours)
+    start = Start.read(options.folder)
+    made = figures(start, options.ours)
     status = report.finish(made, GOALS, json=options.json, strict=options.strict)
     missing = sorted(set(GOALS) - {figure.id for figure in made})
     print("\n".join(f"{id}: not measured, goal {GOALS[id]}" for id in missing))
-    return status
+    wrong = faults(start)
+    print("\n".join(f"FAULT: {each}" for each in wrong))
+    return 1 if wrong and options.strict else status
 
 
 if __name__ == "__main__":

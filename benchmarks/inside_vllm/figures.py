@@ -44,6 +44,7 @@ GOALS = {
     "pin_memory": Goal(at_most=1.02),
 }
 _LOADED = ("vllm:kv_offload_load_bytes_total", "forebay:loaded_bytes_total")
+_FAILED = ("forebay:failed_transfers_total", "forebay:link_stops_total")
 _SEEN_AS = ("resident", "charged", "MemAvailable", "MemFree")
 _LEAST_SEEN = 0.5
 """A smaller share of the host memory is something else."""
@@ -102,6 +103,37 @@ def figures(start: Start, ours: str) -> list[Figure]:
     made += _divergence(start, ours)
     made += _start_up(start, ours)
     return made
+
+
+def faults(start: Start) -> list[str]:
+    """What makes figures say something else than they are about: an arm that broke, rounds that
+    were left out, copies that failed, and hits in host memory that were none.
+    """
+    found: list[str] = []
+    for arm, document in start.arms.items():
+        if document.get("broken"):
+            found.append(f"{arm} broke: {document.get('failure', '')[-200:]}")
+        found += [f"{arm}: {each} was left out" for each in document.get("left_out", [])]
+        for sample in document["samples"]:
+            where = f"{arm}: {sample['workload']} {sample['round']}"
+            found += [
+                f"{where}: {name} grew by {value:g}"
+                for name, value in sample["counted"].items()
+                if name.split("{")[0] in _FAILED
+            ]
+            if sample["workload"] == "solo":
+                found += [f"{where}: {why}" for why in _no_hits_at_all(sample["raw"])]
+    return found
+
+
+def _no_hits_at_all(raw: dict[str, Any]) -> list[str]:
+    told: list[str] = []
+    for length, kinds in raw.items():
+        for kind in ("host_hit", "hinted"):
+            cached = kinds.get(kind, kinds["gpu_hit"])["cached_tokens"]
+            if cached < 0.9 * kinds["gpu_hit"]["cached_tokens"]:
+                told.append(f"{kind} of {length} tokens found {cached}")
+    return told
 
 
 def _backlog(start: Start, ours: str, answer: int) -> list[Figure]:

@@ -194,3 +194,20 @@ def test_divergence_is_zero_only_between_equals(module_of: Any):
     other = np.log(np.array([0.25, 0.5, 0.25], np.float32))
     assert accuracy.divergences([one], [one]) == [0.0]
     assert accuracy.divergences([one], [other]) == [pytest.approx(0.25 * np.log(2.0))]
+
+
+def test_what_makes_figures_void_is_told(figures: Any, tmp_path: Path):
+    missed = solo(30.0, 500.0, 33.0)
+    missed["16384"]["host_hit"]["cached_tokens"] = 0
+    failed = {"forebay:failed_transfers_total{direction=save}": 7.0}
+    write(tmp_path, "forebay", solo=[solo(30.0, 44.0, 33.0), {**missed, "counted": failed}])
+    # The counters of a sample stand beside what it measured.
+    file = tmp_path / "forebay.json"
+    told = json.loads(file.read_text())
+    told["samples"][1]["raw"].pop("counted")
+    file.write_text(json.dumps({**told, "left_out": ["itl 0"]}))
+    assert figures.faults(figures.Start.read(tmp_path)) == [
+        "forebay: itl 0 was left out",
+        "forebay: solo 1: forebay:failed_transfers_total{direction=save} grew by 7",
+        "forebay: solo 1: host_hit of 16384 tokens found 0",
+    ]
