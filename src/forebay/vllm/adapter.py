@@ -94,6 +94,7 @@ class VllmRequest(Protocol):
     block_hashes: list[bytes]
     all_token_ids: Sequence[int]
     kv_transfer_params: object
+    status: Any
     skip_reading_prefix_cache: bool
 
 
@@ -208,6 +209,11 @@ def hash_of(block: Block) -> bytes | None:
     """The hash of the content under which `block` is cached; None if it is not."""
     key = block.block_hash
     return None if key is None else key[: -len(_GROUP_KEY)]
+
+
+def left(request: VllmRequest) -> bool:
+    """Whether its client left before it was answered."""
+    return request.status.name == "FINISHED_ABORTED"
 
 
 def cached_blocks(pool: BlockPool, contents: Iterable[bytes]) -> list[Block | None]:

@@ -29,7 +29,7 @@ from forebay.core.rates import Average, Rates
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
-from forebay.vllm.adapter import BlockPool, Step, VllmRequest
+from forebay.vllm.adapter import BlockPool, Step, VllmRequest, left
 from forebay.vllm.books import Books
 from forebay.vllm.control import ModeFile
 from forebay.vllm.copies import Copies
@@ -223,7 +223,7 @@ class SchedulerHalf:
         if self._running.pop(record.id, None) is not None:
             self._catch_up()
             self._naming.name(self._namespace, record, request.num_computed_tokens)
-            if record.hint is None:
+            if record.hint is None and not left(request):
                 self.rates.answered(request.num_output_tokens)
                 self._lately.ended(self._naming.path(self._namespace, record), self._clock())
         if record.hint is not None:
