@@ -228,6 +228,13 @@ Result exchange_capture_mode(int* mode) {
   std::swap(capture_mode, *mode);
   return kSuccess;
 }
+// Memory is allocated in pieces of so many bytes, or all in one.
+Result address_range(std::uint64_t* begin, std::size_t* size, std::uint64_t at) {
+  const auto bytes = static_cast<std::uint64_t>(setting("FAKE_CUDA_ALLOCATION_BYTES", 0));
+  *begin = bytes == 0 ? 0 : at / bytes * bytes;
+  *size = bytes == 0 ? ~std::size_t{0} : bytes;
+  return kSuccess;
+}
 Result register_host(void*, std::size_t, unsigned) {
   // As while another thread captures a graph.
   if (setting("FAKE_CUDA_CAPTURING", 0) != 0 && capture_mode != kRelaxed) return kWhileCapturing;
@@ -273,6 +280,7 @@ const std::map<std::string, void*>& table() {
       {"cuMemcpyAsync", at(copy)},
       {"cuMemcpy2DAsync", at(copy_rows)},
       {"cuMemcpy3DAsync", at(copy_slices)},
+      {"cuMemGetAddressRange", at(address_range)},
       {"cuMemHostAlloc", at(allocate_host)},
       {"cuMemFreeHost", at(free_host)},
       {"cuMemHostRegister", at(register_host)},

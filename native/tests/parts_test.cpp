@@ -78,6 +78,8 @@ TEST(every_cut_gives_every_byte_once) {
   }
 }
 
+const cuda::Together anywhere = [](const Piece&, const Piece&) { return true; };
+
 TEST(even_pieces_are_rows) {
   std::vector<std::byte> a(4000), b(4000);
   // Ten slots of four layers, 100 bytes apart; blocks of 40 bytes on the other side.
@@ -88,7 +90,7 @@ TEST(even_pieces_are_rows) {
   append_pieces(pieces, layers, 4, plain, 9, 0, 40);
   append_pieces(pieces, layers, 5, plain, 2, 5, 33);  // cut in the first and in the last layer
   std::vector<cuda::Rows> rows;
-  cuda::even_rows(pieces, 1 << 20, rows);
+  cuda::even_rows(pieces, 1 << 20, anywhere, rows);
   CHECK(rows.size() == 5);
   CHECK(rows[0].count == 4 && rows[0].first.bytes == 10);
   CHECK(rows[0].destination.pitch == 100 && rows[0].source.pitch == 10 && !rows[0].in_slices());
@@ -103,16 +105,16 @@ TEST(rows_further_apart_than_a_pitch_may_be_are_slices) {
   std::vector<Piece> pieces;
   append_pieces(pieces, layers, 3, plain, 5, 0, 40);
   std::vector<cuda::Rows> rows;
-  cuda::even_rows(pieces, 105, rows);
+  cuda::even_rows(pieces, 105, anywhere, rows);
   CHECK(rows.size() == 1 && rows[0].destination.pitch == 105 && !rows[0].in_slices());
   // No half of 105 bytes is a whole number of them: thirds are.
-  cuda::even_rows(pieces, 104, rows);
+  cuda::even_rows(pieces, 104, anywhere, rows);
   CHECK(rows.size() == 1 && rows[0].count == 4 && rows[0].in_slices());
   CHECK(rows[0].destination.pitch == 35 && rows[0].destination.height == 3);
   CHECK(rows[0].source.pitch == 10 && rows[0].source.height == 1);
-  cuda::even_rows(pieces, 20, rows);
+  cuda::even_rows(pieces, 20, anywhere, rows);
   CHECK(rows.size() == 1 && rows[0].destination.pitch == 15 && rows[0].destination.height == 7);
-  cuda::even_rows(pieces, 14, rows);  // a row of 10 bytes has no shorter pitch that fits
+  cuda::even_rows(pieces, 14, anywhere, rows);  // a row of 10 bytes has no shorter pitch that fits
   CHECK(rows.size() == pieces.size());
 }
 
@@ -123,8 +125,23 @@ TEST(rows_do_not_span_blocks_however_even_they_lie) {
   std::vector<Piece> pieces;
   for (std::int64_t slot = 0; slot < 8; slot += 2) append_pieces(pieces, to, slot, from, slot, 0, 50);
   std::vector<cuda::Rows> rows;
-  cuda::even_rows(pieces, 1 << 20, rows);
+  cuda::even_rows(pieces, 1 << 20, anywhere, rows);
   CHECK(rows.size() == pieces.size() && rows.size() == 4);
+}
+
+TEST(rows_do_not_leave_an_allocation_however_even_they_lie) {
+  std::vector<std::byte> a(4000), b(4000);
+  const PoolLayout layers(address(a), 10, {{0, 10, 10}, {100, 10, 10}, {200, 10, 10}, {300, 10, 10}});
+  const PoolLayout plain(address(b), 10, {{0, 40, 40}});
+  std::vector<Piece> pieces;
+  append_pieces(pieces, layers, 3, plain, 5, 0, 40);
+  const auto allocated_by_200 = [&](const Piece& first, const Piece& last) {
+    return (first.destination - a.data()) / 200 == (last.destination - a.data()) / 200;
+  };
+  std::vector<cuda::Rows> rows;
+  cuda::even_rows(pieces, 1 << 20, allocated_by_200, rows);
+  CHECK(rows.size() == 2 && rows[0].count == 2 && rows[1].count == 2);
+  CHECK(rows[1].first.destination == a.data() + 230 && rows[1].destination.pitch == 100);
 }
 
 TEST(pieces_in_falling_or_uneven_order_are_no_rows) {
@@ -135,7 +152,7 @@ TEST(pieces_in_falling_or_uneven_order_are_no_rows) {
     pieces.push_back({a.data() + to[i], b.data() + 50 * i, 50, i > 0});
   }
   std::vector<cuda::Rows> rows;
-  cuda::even_rows(pieces, 1 << 20, rows);
+  cuda::even_rows(pieces, 1 << 20, anywhere, rows);
   CHECK(rows.size() == 4);  // 100 to 400 to 700 are even
   CHECK(rows[2].count == 3 && rows[2].destination.pitch == 300 && rows[2].source.pitch == 50);
 }

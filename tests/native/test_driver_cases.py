@@ -95,6 +95,11 @@ def test_layers_that_lie_evenly_apart_cross_as_rows(driver, version):
     assert slices == 0
 
 
+def test_layers_that_were_allocated_one_by_one_do_not_cross_as_rows(driver):
+    """A driver refuses a copy that leaves an allocation, and layers are 2,048 bytes apart there."""
+    assert run(driver, "layers_apart_cross_as_rows", ALLOCATION_BYTES=2048).split() == ["0", "0"]
+
+
 def test_layers_further_apart_than_a_pitch_may_be_cross_as_slices(driver):
     _, slices = map(int, run(driver, "layers_apart_cross_as_rows", MAX_PITCH=1024).split())
     assert slices >= 2 * 32

@@ -85,35 +85,3 @@ def test_caches_on_several_devices_are_refused():
     caches["elsewhere"] = torch.empty(1, device="meta")
     with pytest.raises(SettingsError, match="one GPU of CUDA or a CPU"):
         device_of(caches)
-
-
-@pytest.mark.parametrize("gap", [0, 3 * PAGE])
-def test_layers_that_a_driver_placed_downwards_are_taken_upwards(gap: int):
-    """Evenly apart and upwards: so that the pieces of a block are rows of one copy."""
-    size = BLOCKS * PAGE + gap
-    memory = torch.zeros(LAYERS * size, dtype=torch.uint8)
-    caches = {
-        f"layer {each}": memory[(LAYERS - 1 - each) * size :][: BLOCKS * PAGE]
-        .view(torch.bfloat16)
-        .view(BLOCKS, TOKENS, HEADS, 2 * SIZE)
-        for each in range(LAYERS)
-    }
-    pool = device_pool(SHAPE, parts_of(SHAPE, caches))
-    assert pool.fragments == tuple((each * size, PAGE, PAGE) for each in range(LAYERS))
-
-
-def test_keys_and_values_apart_are_evenly_apart_each():
-    size = BLOCKS * PAGE + 3 * PAGE
-    memory = torch.zeros(LAYERS * size, dtype=torch.uint8)
-    caches = {
-        f"layer {each}": memory[each * size :][: BLOCKS * PAGE]
-        .view(torch.bfloat16)
-        .view(2, BLOCKS, TOKENS, HEADS, SIZE)
-        for each in range(LAYERS)
-    }
-    pool = device_pool(SHAPE, parts_of(SHAPE, caches))
-    starts = [fragment[0] for fragment in pool.fragments]
-    value = BLOCKS * PAGE // 2
-    assert starts == [each * size for each in range(LAYERS)] + [
-        each * size + value for each in range(LAYERS)
-    ]

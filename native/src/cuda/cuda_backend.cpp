@@ -82,7 +82,7 @@ void CudaBackend::copy(StreamHandle handle, std::span<const Piece> pieces) {
   }
   if (lanes_.take_fault(direction)) throw BackendError("injected fault");
   if (pieces.size() > 1 && !settings_.piece_by_piece) {
-    even_rows(pieces, longest_pitch_, lane.rows);
+    find_rows(lane, direction, pieces);
     if (lane.rows.size() * kPiecesPerRows <= pieces.size()) return copy_rows(lane);
     if (driver_.copy_batch != nullptr || driver_.copy_batch_12 != nullptr) {
       return copy_batch(lane, pieces);
@@ -93,6 +93,15 @@ void CudaBackend::copy(StreamHandle handle, std::span<const Piece> pieces) {
                   driver_.copy(reinterpret_cast<Address>(piece.destination),
                                reinterpret_cast<Address>(piece.source), piece.bytes, lane.stream));
   }
+}
+
+void CudaBackend::find_rows(Lane& lane, Direction direction, std::span<const Piece> pieces) {
+  const auto together = [&](const Piece& first, const Piece& last) {
+    return direction == Direction::load
+               ? lane.device_memory.hold(first.destination, last.destination, last.bytes)
+               : lane.device_memory.hold(first.source, last.source, last.bytes);
+  };
+  even_rows(pieces, longest_pitch_, together, lane.rows);
 }
 
 void CudaBackend::copy_rows(Lane& lane) {

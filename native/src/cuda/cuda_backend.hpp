@@ -12,6 +12,7 @@
 #include "transfer/backend.hpp"
 #include "cuda/device_clock.hpp"
 #include "cuda/driver.hpp"
+#include "cuda/allocations.hpp"
 #include "cuda/even_rows.hpp"
 #include "transfer/hooks.hpp"
 #include "transfer/lane_table.hpp"
@@ -54,6 +55,7 @@ class CudaBackend final : public Backend, public TestHooks {
 
  private:
   struct Lane {
+    Allocations device_memory;
     Stream stream = nullptr;
     EventHandle began = nullptr;                  // with timing: before the window in flight
     volatile std::uint32_t* gate = nullptr;       // pinned; the lane waits for it to be 1 when held
@@ -62,6 +64,7 @@ class CudaBackend final : public Backend, public TestHooks {
     std::vector<Rows> rows;
   };
 
+  void find_rows(Lane& lane, Direction direction, std::span<const Piece> pieces);
   void copy_rows(Lane& lane);
   void copy_slices(const Rows& rows, Stream stream);
   void copy_batch(Lane& lane, std::span<const Piece> pieces);

@@ -87,6 +87,7 @@ Driver::Driver() {
   load.required(copy, "cuMemcpyAsync");
   load.required(copy_rows, "cuMemcpy2DAsync");
   load.required(copy_slices, "cuMemcpy3DAsync");
+  load.required(address_range, "cuMemGetAddressRange");
   load.required(allocate_host, "cuMemHostAlloc");
   load.required(free_host, "cuMemFreeHost");
   load.required(register_host, "cuMemHostRegister");

@@ -124,6 +124,7 @@ struct Driver {
   Result (*copy)(Address, Address, std::size_t, Stream) = nullptr;
   Result (*copy_rows)(const CopyRows*, Stream) = nullptr;
   Result (*copy_slices)(const CopySlices*, Stream) = nullptr;
+  Result (*address_range)(Address* begin, std::size_t* size, Address) = nullptr;
   Result (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
   Result (*free_host)(void*) = nullptr;
   Result (*register_host)(void*, std::size_t, unsigned) = nullptr;

@@ -25,25 +25,28 @@ Spacing spacing(const std::byte* before, const std::byte* next, std::size_t byte
 }
 
 // Whether `next` is one more row behind `last`.
-bool joins(Rows& rows, const Piece& last, const Piece& next, std::size_t longest) {
+bool joins(Rows& rows, const Piece& last, const Piece& next, std::size_t longest,
+           const Together& together) {
   if (!next.same_block || next.bytes != last.bytes) return false;
   const Spacing to = spacing(last.destination, next.destination, next.bytes, longest);
   const Spacing from = spacing(last.source, next.source, next.bytes, longest);
   if (to.pitch == 0 || from.pitch == 0) return false;
-  if (rows.count == 1) {
-    rows.destination = to;
-    rows.source = from;
-  }
-  return to.bytes() == rows.destination.bytes() && from.bytes() == rows.source.bytes();
+  const bool even = rows.count == 1 || (to.bytes() == rows.destination.bytes() &&
+                                        from.bytes() == rows.source.bytes());
+  if (!even || !together(rows.first, next)) return false;
+  rows.destination = to;
+  rows.source = from;
+  return true;
 }
 
 }  // namespace
 
-void even_rows(std::span<const Piece> pieces, std::size_t longest_pitch, std::vector<Rows>& rows) {
+void even_rows(std::span<const Piece> pieces, std::size_t longest_pitch, const Together& together,
+               std::vector<Rows>& rows) {
   rows.clear();
   const Piece* last = nullptr;
   for (const Piece& piece : pieces) {
-    if (last != nullptr && joins(rows.back(), *last, piece, longest_pitch)) {
+    if (last != nullptr && joins(rows.back(), *last, piece, longest_pitch, together)) {
       ++rows.back().count;
     } else {
       rows.push_back({piece, 1, {piece.bytes}, {piece.bytes}});

@@ -2,6 +2,7 @@
 // layer is one order for a copy engine, and not one for each layer.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -28,8 +29,12 @@ struct Rows {
   bool in_slices() const { return destination.height > 1 || source.height > 1; }
 };
 
-// Cuts `pieces`, in their order, into `rows`, as few as can be. None spans two blocks, whose memory may
-// have been registered apart, and no pitch exceeds `longest_pitch`.
-void even_rows(std::span<const Piece> pieces, std::size_t longest_pitch, std::vector<Rows>& rows);
+// Whether two pieces lie in one allocation.
+using Together = std::function<bool(const Piece&, const Piece&)>;
+
+// Cuts `pieces`, in their order, into `rows`, as few as can be. None spans two blocks, whose host memory
+// may have been registered apart, nor two allocations, and no pitch exceeds `longest_pitch`.
+void even_rows(std::span<const Piece> pieces, std::size_t longest_pitch, const Together& together,
+               std::vector<Rows>& rows);
 
 }  // namespace forebay::cuda

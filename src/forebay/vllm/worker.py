@@ -233,15 +233,15 @@ def parts_of(shape: KVShape, caches: Mapping[str, Any]) -> list[Any]:
     one of them all; one that layers share counts once.
 
     In a tensor blocks are the outermost axis in memory, or K and V are, and blocks the next. An
-    attention kernel may see each block as several of its own. In host memory the pieces of a block
-    lie in the order of their addresses here, all K first where K and V lie apart.
+    attention kernel may see each block as several of its own.
     """
-    tensors = {int(tensor.data_ptr()): (name, tensor) for name, tensor in caches.items()}
-    # By address, and not by layer: then pieces of a block that lie evenly apart are rows of one
-    # copy, and a driver may well place what is allocated later at a lower address.
-    by_tensor = [_parts(*tensors[address], shape.blocks) for address in sorted(tensors)]
-    halves = max(len(parts) for parts in by_tensor)
-    return [part for half in range(halves) for parts in by_tensor for part in parts[half:][:1]]
+    parts: list[Any] = []
+    seen: set[int] = set()
+    for name, tensor in caches.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            parts += _parts(name, tensor, shape.blocks)
+    return parts
 
 
 def device_pool(shape: KVShape, parts: Sequence[Any]) -> Pool:
