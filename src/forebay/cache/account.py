@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from forebay.cache.link import LinkWatch
@@ -9,6 +10,11 @@ from forebay.core.ledger import MissReason, PrefetchLedger, Source
 from forebay.core.requests import Waiting
 from forebay.core.store import StoreCounters
 from forebay.transfer.messages import Completion, Outcome
+
+_logger = logging.getLogger("forebay.cache")
+
+# A device that is broken fails every copy: its reason is told once, and few others beside it.
+_MOST_REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Account:
     hidden_s: float = 0.0
     _loaded_until_s: float = 0.0
     _saved_until_s: float = 0.0
+    _told: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
 
     def admitted(
         self, entry: Waiting, block_tokens: int
@@ -72,7 +79,7 @@ class Account:
     def loaded(self, completion: Completion) -> float:
         """A load ended. Returns the seconds for which only it, or it first, kept the link busy."""
         self.loaded_bytes += completion.bytes
-        self.failed_loads += completion.outcome is Outcome.FAILED
+        self.failed_loads += self._failed("load", completion)
         busy_s = _busy_s(completion, self._loaded_until_s)
         self._loaded_until_s = max(self._loaded_until_s, completion.finished_s)
         self.load_s += busy_s
@@ -83,7 +90,17 @@ class Account:
         self.saved_bytes += completion.bytes
         self.save_s += _busy_s(completion, self._saved_until_s)
         self._saved_until_s = max(self._saved_until_s, completion.finished_s)
-        self.failed_saves += completion.outcome is Outcome.FAILED
+        self.failed_saves += self._failed("save", completion)
+
+    def _failed(self, what: str, completion: Completion) -> bool:
+        """Whether it failed; the first failure for a reason is told to the log."""
+        if completion.outcome is not Outcome.FAILED:
+            return False
+        reason = (what, completion.error)
+        if reason not in self._told and len(self._told) < _MOST_REASONS:
+            self._told.add(reason)
+            _logger.warning("a %s failed, others may for the same reason: %s", *reason)
+        return True
 
     def stats(self, ledger: PrefetchLedger, counters: StoreCounters, link: LinkWatch) -> CacheStats:
         """The totals as they stand."""
