@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
@@ -215,7 +216,8 @@ def test_a_pause_for_new_weights_forgets_what_was_saved(server: VllmServer):
         said = [each.choices[0].text for each in pool.map(server.ask, prompts)]
         server.reset()
         cut = [pool.submit(server.ask, prompt, 300) for prompt in prompts]
-        until(lambda: queued(server) >= 4)
+        # Somewhere in the middle: what is told of the queue may be too old to wait for.
+        time.sleep(0.3)
         assert server.post("/pause")["status"] == "paused"
         assert server.post("/resume")["status"] == "resumed"
         # Those that came too late for the abort are answered.
@@ -224,13 +226,6 @@ def test_a_pause_for_new_weights_forgets_what_was_saved(server: VllmServer):
         assert [each.choices[0].text for each in pool.map(server.ask, prompts)] == said
     server.ask("on")
     assert server.value(*HOST) == before
-
-
-def queued(server: VllmServer) -> float:
-    """Requests that run or wait."""
-    values = server.metrics()
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    return sum(values[name][""] for name in names)
 
 
 def test_it_ends_when_asked_and_leaves_nothing(server: VllmServer):
