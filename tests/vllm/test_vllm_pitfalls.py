@@ -244,9 +244,8 @@ def test_pitfall_16_what_is_pinned_so_far_is_used(toy: MakeEngine, monkeypatch: 
         ready[0] = slots
         engine.ask([8], 1)
         engine.run()
-        asked = engine.ask(prompt_of(seed, 200), 1)
-        while not asked.ended:
-            engine.step()
+        engine.ask(prompt_of(seed, 200), 1)
+        engine.run()
         assert engine.half.stats().saved_bytes <= slots * BLOCK_BYTES
     engine.run()
     assert engine.half.stats().saved_bytes > 5 * BLOCK_BYTES

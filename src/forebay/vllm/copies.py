@@ -39,8 +39,8 @@ class Copies:
 
     @property
     def under_way(self) -> bool:
-        """Whether there are any, or are to be: vLLM must go on stepping."""
-        return len(self._flights) > 0 or self._saves.pending
+        """Whether there are any."""
+        return len(self._flights) > 0
 
     def give_back_soon(self, now_s: float) -> bool:
         """Whether loads hold blocks that vLLM's pool has back soon."""

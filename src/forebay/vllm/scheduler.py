@@ -282,7 +282,10 @@ class SchedulerHalf:
     def busy(self) -> bool:
         """Whether vLLM must go on stepping: for copies, or for events that it has not been told."""
         self._catch_up()  # with a reset of vLLM's cache, before the next request comes
-        return self._copies.under_way or (self.events is not None and self.events.waiting)
+        if self._copies.under_way or (self.events is not None and self.events.waiting):
+            return True
+        # What waits for host memory to be pinned is saved with the steps of a later request.
+        return self._host_slots > 0 and self._saves.pending
 
     @property
     def gives_back_soon(self) -> bool:
