@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,11 +10,20 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
-from vllm_toy import ToyEngine, answers, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy import (
+    BLOCK_BYTES,
+    ToyEngine,
+    answers,
+    assert_nothing_left,
+    prompt_of,
+    wrong_answers,
+)
 
 from forebay.core.ledger import MissReason, Source
+from forebay.transfer.messages import Direction
 from forebay.vllm.last_block import LastBlocks
 from forebay.vllm.messages import Orders
+from forebay.vllm.pool import VllmDevicePool
 from forebay.vllm.worker import WorkerHalf
 
 MakeEngine = Callable[..., ToyEngine]
@@ -90,6 +100,40 @@ def test_what_is_copied_from_is_not_filled_meanwhile(
     engine.ask(prompt_of(2, WHOLE), 4)
     engine.run()
     assert held == [1 if rule == "kept" else 0]
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_what_vllm_handed_out_while_it_was_saved_is_not_copied_from(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """The block is in the books until its save has ended, of which the next steps do not know."""
+    if rule == "broken":
+        monkeypatch.setattr(VllmDevicePool, "given_up", lambda self, block: False)
+    engine = toy(lag=1, step_tokens=512, window_bytes=BLOCK_BYTES)
+    for lane in (0, 1):
+        engine.mover.hold_lane(Direction.SAVE, lane)
+    first = engine.ask(prompt_of(1, WHOLE), 1)
+    # It ends later, and leaves blocks behind those of the first one.
+    other = engine.ask(prompt_of(2, 96), 6)
+    while not (first.ended and other.ended):
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    release = threading.Timer(
+        0.5, lambda: [engine.mover.release_lane(Direction.SAVE, lane) for lane in (0, 1)]
+    )
+    release.start()
+    free = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    # All blocks up to the last one of the first.
+    takes = engine.ask(prompt_of(3, 16 * (free.index(first.table[-1]) + 1) - 3), 2)
+    engine.step()
+    again = engine.ask(prompt_of(1, WHOLE), 8)
+    engine.run()
+    release.join()
+    assert takes.table[-1] == first.table[-1]
+    assert again.table[:11] == first.table[:11]
+    assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
     assert_nothing_left(engine)
 
 

@@ -14,17 +14,27 @@ from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.vllm.adapter import Block, BlockPool
 from forebay.vllm.messages import BlockCopy
+from forebay.vllm.pool import VllmDevicePool
 from forebay.vllm.records import Record
 
 
 class LastBlocks:
-    """Copies within vLLM's `pool` of the blocks that `store` has there, of `block_tokens` each."""
+    """Copies within vLLM's `pool` of the blocks that `store` has there, of `block_tokens` each.
+
+    `device` is that pool, as `store` knows it.
+    """
 
     def __init__(
-        self, block_tokens: int, pool: BlockPool, store: Store, switch: ModeSwitch
+        self,
+        block_tokens: int,
+        pool: BlockPool,
+        device: VllmDevicePool,
+        store: Store,
+        switch: ModeSwitch,
     ) -> None:
         self._block_tokens = block_tokens
         self._pool = pool
+        self._device = device
         self._store = store
         self._switch = switch
         self._copies: list[BlockCopy] = []
@@ -42,6 +52,8 @@ class LastBlocks:
             return 0
         store, last = self._store, entry.blocks[count // size - 1 :]
         if not len(last) or not store.resident(last)[0] or store.loading(last)[0]:
+            return 0
+        if self._device.given_up(int(last[0])):
             return 0
         # A copy comes too early for what the step fills that is being scheduled.
         if store.device.stamps(last)[0] > store.newest_step:

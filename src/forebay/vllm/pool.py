@@ -121,6 +121,12 @@ class VllmDevicePool:
         """They are like any others."""
         self._books.unwant(blocks, False)
 
+    def given_up(self, block: int) -> bool:
+        """Whether vLLM took the slot of `block`, which is in the books while a save of it goes on:
+        something else is to be there, or is already.
+        """
+        return block in self._lost
+
     def content_of(self, block: int) -> bytes:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""
         return self._content[block]

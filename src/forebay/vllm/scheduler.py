@@ -103,7 +103,7 @@ class SchedulerHalf:
         self._switch = switch = ModeSwitch(settings.mode)
         self._line = line = WaitingLine(store, settings.block_tokens, last_too=True)
         self._lookups = Lookups()
-        self._last_blocks = LastBlocks(settings.block_tokens, pool, store, switch)
+        self._last_blocks = LastBlocks(settings.block_tokens, pool, self._device, store, switch)
         self._flights = flights = Flights(1)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
         piece = max(1, _PIECE_BYTES // settings.block_bytes)
