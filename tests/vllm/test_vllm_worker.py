@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
 from forebay.errors import SettingsError
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
-from forebay.vllm.worker import device_of, device_pool, parts_of
+from forebay.vllm.worker import device_of, device_pool, parts_of, warn_of_tensors
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 6, 32, 2, 8, 3
 PAGE = TOKENS * HEADS * 2 * SIZE * 2
@@ -85,3 +87,13 @@ def test_caches_on_several_devices_are_refused():
     caches["elsewhere"] = torch.empty(1, device="meta")
     with pytest.raises(SettingsError, match="one GPU of CUDA or a CPU"):
         device_of(caches)
+
+
+def test_blocks_in_many_tensors_are_warned_of(caplog: pytest.LogCaptureFixture):
+    """And those that lie as scattered in one tensor are not: they are rows of one copy."""
+    many = [torch.zeros((BLOCKS, PAGE), dtype=torch.uint8) for _ in range(32)]
+    with caplog.at_level(logging.WARNING, "forebay.vllm"):
+        warn_of_tensors(torch.zeros((32, BLOCKS, PAGE), dtype=torch.uint8).unbind())
+        assert not caplog.records
+        warn_of_tensors(many)
+    assert "32 tensors" in caplog.text

@@ -11,6 +11,7 @@ come. No step waits for a load: vLLM finds a block only after its load was seen 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,10 @@ _NEAR_S = 0.004
 """And how long for the end of the loads under way where that is near: vLLM sleeps for a ms behind
 such a step, and a load that ends meanwhile is seen later."""
 _CLOSE_S = 10.0
+_MANY_TENSORS = 8
+"""From so many pieces on a driver hands over faster what lies evenly within one allocation."""
+
+_logger = logging.getLogger("forebay.vllm")
 
 
 class WorkerHalf:
@@ -60,6 +65,8 @@ class WorkerHalf:
         slots = options.host_slots(shape.block_bytes)
         self._stream = stream
         self._parts = parts_of(shape, caches)
+        if device.type == "cuda":
+            warn_of_tensors(self._parts)
         self._host = HostMemory(slots, shape.block_bytes, index)
         try:
             self._mover = NativeMover(
@@ -242,6 +249,17 @@ def parts_of(shape: KVShape, caches: Mapping[str, Any]) -> list[Any]:
             seen.add(tensor.data_ptr())
             parts += _parts(name, tensor, shape.blocks)
     return parts
+
+
+def warn_of_tensors(parts: Sequence[Any]) -> None:
+    """Tell the log where copies of a block hold up the kernels that vLLM launches meanwhile."""
+    tensors = {int(part.untyped_storage().data_ptr()) for part in parts}
+    if len(tensors) >= _MANY_TENSORS:
+        _logger.warning(
+            "each KV block lies in %d tensors: while blocks are copied, kernels start later. "
+            "Layers side by side avoid it; in vLLM 0.26: VLLM_USE_V2_MODEL_RUNNER=0",
+            len(tensors),
+        )
 
 
 def device_pool(shape: KVShape, parts: Sequence[Any]) -> Pool:
