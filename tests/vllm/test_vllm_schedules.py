@@ -329,3 +329,30 @@ def test_a_load_that_goes_at_once_waits_for_the_steps_that_use_its_block(
     assert landed == (rule == "broken")
     engine.run()
     assert (rule == "broken") or not wrong_answers(engine)
+
+
+def test_a_block_that_is_forgotten_when_its_save_ends_is_in_no_slot(toy: MakeEngine):
+    """vLLM took its slot, and has the same content in another one that is not in the books."""
+    engine = toy(lag=1, step_tokens=512, window_bytes=BLOCK_BYTES)
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.SAVE, lane)
+    first = engine.ask(prompt_of(1, 192), 1)
+    # It ends later, and leaves blocks behind those of the first one.
+    no_save = {"forebay": {"no_save": True}}
+    other = engine.ask(prompt_of(2, 96), 6, params=no_save)
+    while not (first.ended and other.ended):
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    release = threading.Timer(0.5, lambda: [engine.mover.release_lane(1, lane) for lane in LANES])
+    release.start()
+    free = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    # All blocks up to the last one of the first.
+    engine.ask(prompt_of(3, 16 * (free.index(first.table[-1]) + 1) - 3), 2)
+    engine.step()
+    engine.scheduler.reset_connector_cache()
+    engine.ask(prompt_of(1, 192), 4, params=no_save)
+    engine.run()
+    release.join()
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)

@@ -35,6 +35,7 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm_real import RealScheduler, output_of, request_of
 
+from forebay.core.slots import SlotState
 from forebay.vllm.connector import ForebayConnector
 
 BLOCK_TOKENS = 16
@@ -332,6 +333,9 @@ def assert_nothing_left(engine: ToyEngine) -> None:
     assert half._device.prefetch_leased == 0
     assert not half._device.wanted(everything).any()
     assert (half._device._books.leased_here, half._device._books.wanted_here) == (0, 0)
+    # What is in no state is in no slot: another block of that id would have two.
+    nowhere = half._device.slot_of(everything) < 0
+    assert nowhere[half._device.state(everything) == SlotState.FREE].all()
     half._store.directory.check()
     assert not half._store.host.held(everything).any()
 

@@ -181,6 +181,10 @@ class VllmDevicePool:
         given_back = self._vllm_blocks(loading)
         self._disown(loading)
         self._books.leave(blocks)
+        if self._lost:
+            # One that vLLM took while it was saved: its id may be another block's soon.
+            forgotten = set(blocks.tolist())
+            self._lost = [block for block in self._lost if block not in forgotten]
         self._pool.free_blocks(reversed(given_back))
 
     def quarantine(self, blocks: Ids) -> None:
