@@ -12,6 +12,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 
 from vllm_toy import (
     BLOCK_BYTES,
+    LAYER,
     ToyEngine,
     answers,
     assert_nothing_left,
@@ -355,4 +356,24 @@ def test_a_block_that_is_forgotten_when_its_save_ends_is_in_no_slot(toy: MakeEng
     engine.run()
     release.join()
     assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+def test_a_worker_that_the_next_engine_of_the_process_takes_over_answers_that_one(
+    toy: MakeEngine,
+):
+    earlier = toy()
+    earlier.ask(prompt_of(1, 200), 4)
+    earlier.run()
+    engine = toy()
+    engine.worker.shutdown()
+    engine.workers, earlier.workers = earlier.workers, []
+    engine.worker.register_kv_caches({LAYER: engine.kv[0]})
+    engine.ask(prompt_of(1, 200), 4)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.ask(prompt_of(1, 200), 4)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert engine.half.stats().loaded_bytes == 12 * BLOCK_BYTES
     assert_nothing_left(engine)

@@ -43,9 +43,10 @@ _STATS_S = 0.1
 
 @dataclass
 class ForebayOrders(KVConnectorMetadata):
-    """Orders on their way to the worker."""
+    """Orders on their way to the worker, of the scheduler of the engine that vLLM calls so."""
 
     orders: Orders
+    engine: str
 
 
 @dataclass
@@ -81,7 +82,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         ).for_one_of(ranks)
         self._agreement = Agreement(ranks)
         self._shape = read_shape(kv_cache_config)
+        self._engine = str(vllm_config.kv_transfer_config.engine_id)
         self._pair = Pair.of(vllm_config)
+        self._served = self._engine
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._watch = Stopwatch()
@@ -169,7 +172,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         with self._watch.running():
             orders = self.scheduler_half.orders(read_step(scheduler_output))
         self._watch.step()
-        return ForebayOrders(orders)
+        return ForebayOrders(orders, self._engine)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """A step's output came. That of a step without work only comes if it says something."""
@@ -275,6 +278,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """A step is about to start: called once for each, with its orders."""
+        # vLLM leaves a worker's connector to the next engine of its process (0.26), where the
+        # first was not shut down: then the scheduler of the pair is not the one that waits.
+        self._served = kv_connector_metadata.engine
         self.worker_half.begin(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -294,7 +300,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> ForebayReport | None:
         """The end of a step, also of one without work, in which `wait_for_save` is not called."""
-        worker, scheduler = self.worker_half, self._pair.scheduler
+        worker = self.worker_half
+        scheduler = self._pair.scheduler if self._served == self._engine else None
         worker.step_over()
         told: tuple[Ranked, ...] = ()
         if scheduler is not None:
