@@ -251,3 +251,21 @@ def test_a_hint_that_finds_no_room_leaves_an_idle_engine_idle(tmp_path: Path):
     assert loaded(sim) == 299
     assert sim.steps - steps < 100
     sim.run()
+
+
+def test_what_was_prefetched_and_given_up_unread_is_not_used_by_what_takes_its_id(tmp_path: Path):
+    sim = engine(tmp_path, blocks=300, host_bytes=320 * BLOCK_BYTES)
+    prompt = sim.some(1600)
+    saved(sim, [prompt])
+    sim.ask(prompt, 1, params={"forebay": {"hint": {"eta_s": 0.0, "expiry_s": 0.02}}})
+    sim.run()
+    prefetched = sim.half._ledger.planned_bytes
+    assert prefetched >= 50 * BLOCK_BYTES
+    for _ in range(6):
+        other = sim.some(4000)
+        for _ in range(2):
+            sim.ask(other, 1)
+            sim.run()
+    assert sim.half._ledger.planned_bytes == prefetched
+    outcomes = sim.half.stats().prefetch_bytes
+    assert (outcomes["used"], outcomes["late"]) == (0, 0)

@@ -82,7 +82,7 @@ class SchedulerHalf:
         self._by_priority = by_priority
         self._most_running = most_running
         self._next_step_blocks = -(-step_tokens // settings.block_tokens) + most_running
-        self._device = VllmDevicePool(
+        self._device = device = VllmDevicePool(
             pool,
             2 * settings.device_slots + settings.host_slots,
             block_tokens=settings.block_tokens,
@@ -126,11 +126,12 @@ class SchedulerHalf:
         self._naming = Naming(
             settings.block_tokens,
             pool,
-            self._device,
+            device,
             store,
             switch,
             line,
             self._saves,
+            ledger,
             self.events,
         )
         self._records: dict[str, Record] = {}
