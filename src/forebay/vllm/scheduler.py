@@ -111,7 +111,7 @@ class SchedulerHalf:
             settings, switch, store, line, flights, ledger, rates, mail, self._patience_s, piece
         )
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
-        self._saves = Saves(settings, switch, store, flights, rates, mail, displaces=True)
+        self._saves = saves = Saves(settings, switch, store, flights, rates, mail, displaces=True)
         self._mode_file = ModeFile(mode_file, settings.mode)
         self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
         self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)
@@ -124,15 +124,7 @@ class SchedulerHalf:
             )
             store.host.watch = self.events
         self._naming = Naming(
-            settings.block_tokens,
-            pool,
-            device,
-            store,
-            switch,
-            line,
-            self._saves,
-            ledger,
-            self.events,
+            settings.block_tokens, pool, device, store, switch, line, saves, ledger, self.events
         )
         self._records: dict[str, Record] = {}
         self._by_id: dict[int, Record] = {}
