@@ -31,7 +31,7 @@ from forebay.transfer.messages import Completion, Direction, Outcome, Report, Tr
 from forebay.vllm.adapter import Scheduled, Step
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.options import Options
-from forebay.vllm.scheduler import SchedulerHalf
+from forebay.vllm.scheduler.half import SchedulerHalf
 
 # The engine on a virtual clock is that of the tests.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "vllm"))

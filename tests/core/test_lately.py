@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forebay.core.arrays import Ids
-from forebay.vllm.lately import Lately
+from forebay.vllm.scheduler.lately import Lately
 
 PATH = np.arange(4, dtype=np.int32)
 OTHER = np.arange(4, 8, dtype=np.int32)

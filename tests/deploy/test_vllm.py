@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.cache.figures import FIGURES
-from forebay.vllm.measures import FAMILIES
+from forebay.vllm.seen.measures import FAMILIES
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana-vllm.json").read_text())

@@ -8,8 +8,8 @@ import pytest
 
 from forebay.errors import ProtocolError
 from forebay.transfer.messages import Completion, Outcome, Report
-from forebay.vllm.agreement import Agreement
 from forebay.vllm.messages import News
+from forebay.vllm.scheduler.agreement import Agreement
 
 
 def ended(

@@ -12,7 +12,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 from vllm_toy import BLOCK_BYTES, Asked, ToyEngine, assert_nothing_left, prompt_of, wrong_answers
 
 from forebay.core.ledger import Source
-from forebay.vllm.hints import HintOutcome
+from forebay.vllm.scheduler.hints import HintOutcome
 
 MakeEngine = Callable[..., ToyEngine]
 FAR = 1000.0

@@ -21,7 +21,7 @@ from byte_tokens import byte_tokenizer
 from vllm_server import VllmServer, commands, documented, environment, until, vllm
 
 from forebay.core.ledger import MissReason
-from forebay.vllm.measures import FAMILIES, Kind
+from forebay.vllm.seen.measures import FAMILIES, Kind
 
 pytestmark = pytest.mark.timeout(240)
 BLOCK = 32

@@ -21,9 +21,9 @@ from vllm_toy import (
 
 from forebay.core.ledger import MissReason, Source
 from forebay.transfer.messages import Direction
-from forebay.vllm.last_block import LastBlocks
 from forebay.vllm.messages import Orders
-from forebay.vllm.pool import VllmDevicePool
+from forebay.vllm.scheduler.last_block import LastBlocks
+from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.worker import WorkerHalf
 
 MakeEngine = Callable[..., ToyEngine]

@@ -15,8 +15,8 @@ from vllm_sim import BLOCK_BYTES, BLOCK_TOKENS, Reply, SimEngine
 from forebay.core.ledger import MissReason, Source
 from forebay.core.rates import Rates
 from forebay.transfer.messages import Direction
-from forebay.vllm.lately import Lately
-from forebay.vllm.lookups import Lookups
+from forebay.vllm.scheduler.lately import Lately
+from forebay.vllm.scheduler.lookups import Lookups
 
 
 def engine(folder: Path, **options: Any) -> SimEngine:

@@ -22,8 +22,8 @@ from vllm_toy import (
 
 from forebay.core.ledger import Source
 from forebay.transfer.messages import Direction, Report
-from forebay.vllm.agreement import Agreement, Ranked
 from forebay.vllm.messages import News
+from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.worker import WorkerHalf
 
 MakeEngine = Callable[..., ToyEngine]

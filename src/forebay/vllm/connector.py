@@ -26,15 +26,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 from forebay._native import leak_warnings
 from forebay.errors import ProtocolError, SettingsError
 from forebay.vllm.adapter import frees_idle, last_block, missing_parts, read_shape, read_step
-from forebay.vllm.agreement import Agreement, Ranked
-from forebay.vllm.kv_events import as_vllm_events
-from forebay.vllm.measures import Growth, Stopwatch
 from forebay.vllm.messages import Orders
-from forebay.vllm.metrics import ForebayPromMetrics, ForebayStats
 from forebay.vllm.options import Options
 from forebay.vllm.pair import Pair
 from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
-from forebay.vllm.scheduler import SchedulerHalf
+from forebay.vllm.scheduler.agreement import Agreement, Ranked
+from forebay.vllm.scheduler.half import SchedulerHalf
+from forebay.vllm.seen.kv_events import as_vllm_events
+from forebay.vllm.seen.measures import Growth, Stopwatch
+from forebay.vllm.seen.metrics import ForebayPromMetrics, ForebayStats
 from forebay.vllm.worker import WorkerHalf, device_of
 
 _STATS_S = 0.1

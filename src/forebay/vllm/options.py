@@ -10,8 +10,8 @@ from forebay.config import CACHE_BOUNDS, MIB, CacheSettings, SaveMode
 from forebay.core.modes import Mode
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
-from forebay.vllm.control import usable_mode
-from forebay.vllm.hints import HintBounds
+from forebay.vllm.scheduler.control import usable_mode
+from forebay.vllm.scheduler.hints import HintBounds
 
 # A pool of fewer windows than this would hold back short copies behind long ones.
 _LEAST_WINDOWS = 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from forebay.vllm.scheduler import SchedulerHalf
+from forebay.vllm.scheduler.half import SchedulerHalf
 from forebay.vllm.worker import WorkerHalf
 
 

@@ -23,9 +23,9 @@ from forebay.transfer.messages import Completion, Direction, Outcome, Report, Tr
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
-from forebay.vllm.measures import Values
 from forebay.vllm.messages import Expedite, News, Orders
 from forebay.vllm.options import Options
+from forebay.vllm.seen.measures import Values
 
 _SETTLE_S = 30.0
 """Bound of the wait for a save that was cancelled: two windows of the slowest link."""

@@ -10,9 +10,9 @@ from forebay.cache.saves import Saves
 from forebay.core.flights import Flights
 from forebay.errors import ProtocolError
 from forebay.transfer.messages import Completion, Outcome, Report
-from forebay.vllm.mailbox import Mailbox
-from forebay.vllm.pool import VllmDevicePool
-from forebay.vllm.records import Record
+from forebay.vllm.scheduler.mailbox import Mailbox
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.records import Record
 
 
 class Copies:

@@ -18,7 +18,7 @@ from vllm.v1.core.kv_cache_utils import (  # pyright: ignore[reportMissingImport
 )
 
 from forebay.vllm.adapter import GROUP
-from forebay.vllm.events import Removed, Stored
+from forebay.vllm.seen.events import Removed, Stored
 
 _KIND = "full_attention"
 """vLLM's word for the one kind of KV cache that is supported."""

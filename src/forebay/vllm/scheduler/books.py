@@ -13,9 +13,9 @@ from forebay.core.rates import Rates
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.vllm.adapter import Step
-from forebay.vllm.hints import Hints
-from forebay.vllm.measures import Tally, Values, counted, standing
-from forebay.vllm.records import Record
+from forebay.vllm.scheduler.hints import Hints
+from forebay.vllm.scheduler.records import Record
+from forebay.vllm.seen.measures import Tally, Values, counted, standing
 
 # How much of the slowest step counts one step later.
 _SLOW_MEMORY = 0.95

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # pyright: i
     KVConnectorStats,
 )
 
-from forebay.vllm.measures import FAMILIES, Family, Kind, Payload, merge, nothing, summary
+from forebay.vllm.seen.measures import FAMILIES, Family, Kind, Payload, merge, nothing, summary
 
 _PREFIX = "forebay:"
 

@@ -17,8 +17,8 @@ from enum import StrEnum
 
 from forebay.core.requests import Hint, Request
 from forebay.core.waiting import WaitingLine
-from forebay.vllm.records import Record
-from forebay.vllm.wishes import AskedHint
+from forebay.vllm.scheduler.records import Record
+from forebay.vllm.scheduler.wishes import AskedHint
 
 _LEAD_S = 0.1
 """So long before its eta a hint's own token would be in the way of the session that comes."""

@@ -13,9 +13,9 @@ from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 from forebay.errors import ProtocolError
 from forebay.vllm.adapter import BlockPool, hash_of
-from forebay.vllm.events import HostEvents
-from forebay.vllm.pool import VllmDevicePool
-from forebay.vllm.records import Record
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.records import Record
+from forebay.vllm.seen.events import HostEvents
 
 
 class Naming:

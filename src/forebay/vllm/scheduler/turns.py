@@ -15,9 +15,9 @@ from forebay.core.flights import Flights
 from forebay.core.requests import NotYet, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
-from forebay.vllm.hints import Hints
-from forebay.vllm.pool import VllmDevicePool
-from forebay.vllm.records import Record, Turn
+from forebay.vllm.scheduler.hints import Hints
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.records import Record, Turn
 
 
 class Turns:

@@ -19,8 +19,8 @@ from forebay.core.ledger import Source
 from forebay.core.modes import Mode
 from forebay.core.slots import SlotState
 from forebay.core.store import Store
-from forebay.vllm.hints import HintOutcome
-from forebay.vllm.wishes import Ignored
+from forebay.vllm.scheduler.hints import HintOutcome
+from forebay.vllm.scheduler.wishes import Ignored
 
 Values = dict[str, float]
 """By the values of its labels, joined by "/"; of a family without labels that is ""."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from forebay.core.arrays import Ids
 from forebay.core.rates import Average
-from forebay.vllm.pool import VllmDevicePool
+from forebay.vllm.scheduler.pool import VllmDevicePool
 
 _MOMENT_S = 1.0
 """What comes back later was gone for good, as far as a pool of seconds is concerned."""

@@ -11,7 +11,7 @@ from forebay.core.planner import Running
 from forebay.core.rates import Rates
 from forebay.core.requests import Hint, Request
 from forebay.vllm.adapter import Scheduled, VllmRequest
-from forebay.vllm.wishes import NAME, Wishes
+from forebay.vllm.scheduler.wishes import NAME, Wishes
 
 
 class Turn(Enum):

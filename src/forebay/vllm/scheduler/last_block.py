@@ -14,8 +14,8 @@ from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.vllm.adapter import Block, BlockPool
 from forebay.vllm.messages import BlockCopy
-from forebay.vllm.pool import VllmDevicePool
-from forebay.vllm.records import Record
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.records import Record
 
 
 class LastBlocks:

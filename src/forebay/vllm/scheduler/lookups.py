@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forebay.vllm.records import Record
+from forebay.vllm.scheduler.records import Record
 
 
 class Lookups:

@@ -30,21 +30,21 @@ from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 from forebay.vllm.adapter import BlockPool, Step, VllmRequest, left
-from forebay.vllm.books import Books
-from forebay.vllm.control import ModeFile
-from forebay.vllm.copies import Copies
-from forebay.vllm.events import HostEvents
-from forebay.vllm.hints import LATE_S, NO_HINTS, HintBounds, Hints
-from forebay.vllm.last_block import LastBlocks
-from forebay.vllm.lately import Lately
-from forebay.vllm.lookups import Lookups
-from forebay.vllm.mailbox import Hands, Mailbox
 from forebay.vllm.messages import News, Orders
-from forebay.vllm.naming import Naming
-from forebay.vllm.pool import VllmDevicePool
-from forebay.vllm.records import Record, Turn
-from forebay.vllm.turns import Turns
-from forebay.vllm.wishes import Wishes
+from forebay.vllm.scheduler.books import Books
+from forebay.vllm.scheduler.control import ModeFile
+from forebay.vllm.scheduler.copies import Copies
+from forebay.vllm.scheduler.hints import LATE_S, NO_HINTS, HintBounds, Hints
+from forebay.vllm.scheduler.last_block import LastBlocks
+from forebay.vllm.scheduler.lately import Lately
+from forebay.vllm.scheduler.lookups import Lookups
+from forebay.vllm.scheduler.mailbox import Hands, Mailbox
+from forebay.vllm.scheduler.naming import Naming
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.records import Record, Turn
+from forebay.vllm.scheduler.turns import Turns
+from forebay.vllm.scheduler.wishes import Wishes
+from forebay.vllm.seen.events import HostEvents
 
 _PIECE_BYTES = 256 << 20
 """A load goes in such pieces: 5 ms of a fast link."""

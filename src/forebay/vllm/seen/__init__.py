@@ -1,0 +1,1 @@
+"""What others see of the connector: metrics in vLLM's `/metrics`, and KV events."""
