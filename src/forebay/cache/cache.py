@@ -195,10 +195,7 @@ class Cache:
         count = self._blocks_for(tokens) - len(ticket.blocks)
         if count <= 0:
             return Growth.GROWN
-        blocks = self._store.compute(count, protected=True)
-        if blocks is None:
-            self._loads.revoke(count)
-            blocks = self._store.compute(count, protected=True)
+        blocks = self._loads.room_to_compute(count)
         if blocks is None:
             self._owed = max(self._owed, count)
             return self._later()

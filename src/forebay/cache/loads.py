@@ -284,6 +284,17 @@ class Loads:
             if entry is not spare and entry.covered:
                 self.give_back(entry)
 
+    def room_to_compute(self, blocks: int) -> Ids | None:
+        """New blocks for a running request, in place of prefetches if need be; None if none are."""
+        found = self._store.compute(blocks, protected=True)
+        if found is None:
+            self.revoke(blocks)
+            found = self._store.compute(blocks, protected=True)
+        if found is not None:
+            # What a prefetch had brought under these ids was given up unread.
+            self._ledger.ended(found, PrefetchOutcome.WASTED)
+        return found
+
     def give_back(self, entry: Waiting) -> None:
         """End all its leases; loads that nobody else wants are cancelled."""
         waits = set(entry.waits)
