@@ -161,24 +161,3 @@ def test_a_query_of_something_that_is_not_there_is_found(watched: Watched):
     assert metric_names('sum by (instance) (rate(forebay:x_total{a="up"}[5m])) > 0') == {
         "forebay:x_total"
     }
-
-
-def test_the_board_is_laid_out_and_says_what_to_do():
-    taken: set[tuple[int, int]] = set()
-    for panel in BOARD["panels"]:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24
-        cells = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert not cells & taken, panel["title"]
-        taken |= cells
-    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
-    alerts = set(re.findall(r"- alert: (\w+)", (DEPLOY / "rules.yml").read_text()))
-    for panel in panels():
-        assert len(panel["description"]) > 30, panel["title"]
-        assert panel["datasource"]["uid"] == "${datasource}"
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert set(re.findall(r"\bForebay[A-Z]\w+", panel["description"])) <= alerts

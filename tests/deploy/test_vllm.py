@@ -64,23 +64,3 @@ def test_everything_that_only_vllm_has_is_on_its_board():
     alone = {family.name for family in FAMILIES} - {figure.name for figure in FIGURES} - shared
     assert "forebay:hints" in alone
     assert alone <= asked(queries(BOARD))
-
-
-def test_the_board_is_laid_out_and_names_alerts_that_there_are():
-    alerts = "".join(file.read_text() for file in DEPLOY.glob("rules*.yml"))
-    taken: set[tuple[int, int]] = set()
-    for panel in BOARD["panels"]:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24
-        cells = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert not cells & taken, panel["title"]
-        taken |= cells
-        assert panel["datasource"]["uid"] == "${datasource}"
-        assert len(panel["description"]) > 30
-        for alert in re.findall(r"\bForebay[A-Z]\w+", panel["description"]):
-            assert f"- alert: {alert}\n" in alerts
-    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])

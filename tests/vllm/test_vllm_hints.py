@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
-from vllm_toy import BLOCK_BYTES, Asked, ToyEngine, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy import (
+    BLOCK_BYTES,
+    Asked,
+    MakeEngine,
+    ToyEngine,
+    assert_nothing_left,
+    prompt_of,
+    wrong_answers,
+)
 
 from forebay.core.ledger import Source
 from forebay.vllm.scheduler.hints import HintOutcome
 
-MakeEngine = Callable[..., ToyEngine]
 FAR = 1000.0
 """Seconds: nothing of these tests is so slow."""
 

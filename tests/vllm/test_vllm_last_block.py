@@ -12,6 +12,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 
 from vllm_toy import (
     BLOCK_BYTES,
+    MakeEngine,
     ToyEngine,
     answers,
     assert_nothing_left,
@@ -26,7 +27,6 @@ from forebay.vllm.scheduler.last_block import LastBlocks
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.worker import WorkerHalf
 
-MakeEngine = Callable[..., ToyEngine]
 WHOLE = 12 * 16
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm_toy import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
+    LANES,
     Asked,
+    MakeEngine,
     ToyEngine,
     answers,
     assert_nothing_left,
@@ -31,9 +32,6 @@ from vllm_toy import (
 from forebay.core.ledger import MissReason, Source
 from forebay.transfer.host import HostMemory
 from forebay.transfer.messages import Direction
-
-MakeEngine = Callable[..., ToyEngine]
-LANES = (0, 1)
 
 ROWS = {
     1: "41784: waiting requests are not looked at while running ones use the budget up",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +11,9 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 
 from vllm_toy import (
     BLOCK_BYTES,
+    LANES,
     LAYER,
+    MakeEngine,
     ToyEngine,
     answers,
     assert_nothing_left,
@@ -25,9 +26,6 @@ from forebay.transfer.messages import Direction, Report
 from forebay.vllm.messages import News
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.worker import WorkerHalf
-
-MakeEngine = Callable[..., ToyEngine]
-LANES = (0, 1)
 
 
 def test_what_left_the_device_comes_back_from_host_memory(toy: MakeEngine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +15,17 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
-from vllm_toy import BLOCK_TOKENS, ToyEngine, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy import (
+    BLOCK_TOKENS,
+    MakeEngine,
+    ToyEngine,
+    assert_nothing_left,
+    prompt_of,
+    wrong_answers,
+)
 
 from forebay.core.ledger import Source
 from forebay.vllm.connector import ForebayConnector
-
-MakeEngine = Callable[..., ToyEngine]
 
 
 def switch(engine: ToyEngine, file: Path, mode: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ BLOCK_TOKENS = 16
 BLOCK_BYTES = 8 * BLOCK_TOKENS
 VOCAB = 251
 LAYER = "layer"
+LANES = (0, 1)
+"""Those of each direction."""
 _MODULUS = (1 << 31) - 1
 
 
@@ -267,6 +269,10 @@ class ToyEngine(RealScheduler):
         token = int(self._content[at].sum()) % VOCAB
         asked.tokens.append(token)
         return [token]
+
+
+MakeEngine = Callable[..., ToyEngine]
+"""What the fixture `toy` gives: see `ToyEngine`."""
 
 
 def _of_rank(config: Any, rank: int, late_bytes_per_s: float) -> Any:
