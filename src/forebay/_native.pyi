@@ -310,7 +310,7 @@ class SlotBooks:
         """Whether somebody waits for each block."""
 
     def blocks_in(self, slots: _Ids) -> _Ids:
-        """The blocks in `slots`, in order; slots in which none is are left out."""
+        """The blocks in `slots`, each once, in order; slots in which none is are left out."""
 
     def all_blocks(self) -> _Ids:
         """All blocks that are in a slot."""

@@ -26,8 +26,10 @@ nb::object blocks_in(const SlotBooks& self, nb::handle slots) {
   const IdsArgument given(slots, "slots");
   check_blocks(given.values(), self.slots());
   std::vector<std::int32_t> found;
+  std::vector<bool> seen(static_cast<std::size_t>(self.slots()));
   for (const std::int32_t slot : given.values()) {
-    if (self.block_in(slot) >= 0) found.push_back(self.block_in(slot));
+    if (self.block_in(slot) >= 0 && !seen[slot]) found.push_back(self.block_in(slot));
+    seen[slot] = true;
   }
   return ids_of(found);
 }

@@ -31,8 +31,8 @@ class Loads:
 
     `bound_s` tells how long a request waits for loads once its turn has come; by default the
     smaller of twice their estimate and of computing what they bring. A load of more than
-    `piece_blocks` goes as several, so that the link has the first while the others are prepared,
-    and what landed is taken in while the others fly.
+    `piece_blocks` says goes as several, so that the link has the first while the others are
+    prepared, and what landed is taken in while the others fly; each costs its own work.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Loads:
         rates: Rates,
         mover: Mover,
         bound_s: Callable[[Waiting], float] | None = None,
-        piece_blocks: int = MOST_SLOTS,
+        piece_blocks: Callable[[], int] = lambda: MOST_SLOTS,
     ) -> None:
         self._settings = settings
         self._switch = switch
@@ -239,8 +239,9 @@ class Loads:
         self, entry: Waiting, blocks: Ids, deadline_s: float, now_s: float, *, protected: bool
     ) -> int:
         """Submit loads of `blocks`, in their order; of how many there was room after all."""
-        for first in range(0, len(blocks), self._piece_blocks):
-            piece = blocks[first : first + self._piece_blocks]
+        most = self._piece_blocks()
+        for first in range(0, len(blocks), most):
+            piece = blocks[first : first + most]
             if not self._start_piece(entry, piece, deadline_s, now_s, protected=protected):
                 return first
         return len(blocks)

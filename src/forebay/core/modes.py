@@ -84,6 +84,8 @@ class ModeSwitch:
 
     def change(self, mode: Mode, host_slots: int) -> None:
         """Go by `mode` from now on. Raises SettingsError if it needs a host tier that is not."""
+        if mode is self.mode:
+            return
         mode = chosen_mode(mode)
         if policy_of(mode).host_tier and not host_slots:
             raise SettingsError(

@@ -6,12 +6,13 @@ output of a later one. Where it is in the same thread they go from hand to hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.core.arrays import EMPTY_IDS, Ids
 from forebay.errors import ProtocolError
 from forebay.transfer.messages import (
     WINDOW_DTYPE,
@@ -48,18 +49,20 @@ class Mailbox:
     """A `Mover` that tells `hands` at once what it is told, if there are any, or collects it until
     `post`, and reports what `deliver` brought.
 
-    Steps are numbered by whoever posts; the worker launches them. Nothing here blocks.
+    Steps are numbered by whoever posts; the worker launches them. Nothing here blocks. Device slots
+    are numbers up to `device_slots`, ids of transfers are above 0.
     """
 
-    def __init__(self, hands: Callable[[], Hands | None] = lambda: None) -> None:
+    def __init__(self, device_slots: int, hands: Callable[[], Hands | None] = lambda: None) -> None:
         self._hands = hands
         self._new_loads: list[int] = []
         self._submit: list[Transfer] = []
         self._cancel: list[int] = []
         self._expedite: list[Expedite] = []
         self._reports: list[Report] = []
-        self._saves: dict[int, NDArray[np.int32]] = {}
-        self._save_of_slot: dict[int, int] = {}
+        self._saves: dict[int, Ids] = {}
+        # The newest un-ended save that reads each device slot, or 0.
+        self._save_of: NDArray[np.int64] = np.zeros(device_slots + 1, np.int64)
         self._completed_step = 0
 
     # -- for the scheduler half ------------------------------------------------------------------
@@ -69,10 +72,12 @@ class Mailbox:
         loads, self._new_loads = self._new_loads, []
         return loads
 
-    def saves_reading(self, slots: Iterable[int]) -> set[int]:
+    def saves_reading(self, slots: Ids) -> set[int]:
         """The un-ended saves that read any of these device slots."""
-        saves = self._save_of_slot
-        return {saves[slot] for slot in slots if slot in saves} if saves else set()
+        if not self._saves:
+            return set()
+        saves = self._save_of.take(slots)
+        return set(saves[saves > 0].tolist())
 
     def post(
         self, step: int, settle: set[int], copies: tuple[BlockCopy, ...], *, idle: bool
@@ -108,7 +113,7 @@ class Mailbox:
         for each in transfers:
             if each.direction is Direction.SAVE:
                 self._saves[each.id] = each.sources
-                self._save_of_slot.update(dict.fromkeys(each.sources.tolist(), each.id))
+                self._save_of.put(each.sources, each.id)
             else:
                 self._new_loads.append(each.id)
         hands = self._hands()
@@ -147,9 +152,8 @@ class Mailbox:
         self._completed_step = max([self._completed_step, *steps])
         self._reports = []
         for each in completions:
-            for slot in self._saves.pop(each.id, np.empty(0, np.int32)).tolist():
-                if self._save_of_slot.get(slot) == each.id:
-                    del self._save_of_slot[slot]
+            read = self._saves.pop(each.id, EMPTY_IDS)
+            self._save_of.put(read[self._save_of.take(read) == each.id], 0)
         return Report(issued, completions, self._completed_step)
 
     def wait_news(self, timeout_s: float) -> bool:

@@ -61,8 +61,8 @@ class VllmDevicePool:
         self._offered: tuple[Ids, Sequence[bytes]] = (EMPTY_IDS, ())
         # Whose prompt a load is for, by its first block.
         self._loaded_for: dict[int, VllmRequest] = {}
-        self._lost: list[int] = []
-        self._handed: list[int] = []
+        self._lost: Ids = EMPTY_IDS
+        self._handed: list[Ids] = []
         self.load_stamp = 0
         """The newest step that may touch a block which vLLM has free: the one before the step that
         it is scheduling, or schedules next."""
@@ -88,23 +88,26 @@ class VllmDevicePool:
         Where vLLM has the same content in another slot, the block is there now.
         """
         handed, reset = self._watch.take()
-        if reset:
-            self._lost += self._books.all_blocks().tolist()
+        lost = self._lost
         if handed:
             slots = self._queue.ids(handed)
-            self._handed += slots.tolist()
-            self._lost += self._books.blocks_in(slots).tolist()
-        if not self._lost:
+            self._handed.append(slots)
+            lost = _both(lost, self._books.blocks_in(slots))
+        if reset:
+            lost = _both(lost, self._books.all_blocks())
+        if not len(lost):
             return EMPTY_IDS
-        lost = np.array(list(dict.fromkeys(self._lost)), np.int32)
         saving = self._books.state(lost) == SlotState.SAVING
-        self._lost = lost[saving].tolist()
+        if not np.count_nonzero(saving):
+            self._lost = EMPTY_IDS
+            return self._vacate(lost)
+        self._lost = lost[saving]
         return self._vacate(lost[~saving])
 
-    def take_handed_out(self) -> list[int]:
+    def take_handed_out(self) -> Ids:
         """Slots that were handed out since the last time, to vLLM's requests or to loads."""
         handed, self._handed = self._handed, []
-        return handed
+        return np.concatenate(handed) if handed else EMPTY_IDS
 
     def guard(self, count: int) -> None:
         """Of the next `count` that vLLM would hand out, take back what is leased, and, where there
@@ -125,7 +128,7 @@ class VllmDevicePool:
         """Whether vLLM took the slot of `block`, which is in the books while a save of it goes on:
         something else is to be there, or is already.
         """
-        return block in self._lost
+        return bool((self._lost == block).any())
 
     def content_of(self, block: int) -> bytes:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""
@@ -181,10 +184,9 @@ class VllmDevicePool:
         given_back = self._vllm_blocks(loading)
         self._disown(loading)
         self._books.leave(blocks)
-        if self._lost:
+        if len(self._lost):
             # One that vLLM took while it was saved: its id may be another block's soon.
-            forgotten = set(blocks.tolist())
-            self._lost = [block for block in self._lost if block not in forgotten]
+            self._lost = self._lost[~np.isin(self._lost, blocks)]
         self._pool.free_blocks(reversed(given_back))
 
     def quarantine(self, blocks: Ids) -> None:
@@ -288,7 +290,7 @@ class VllmDevicePool:
         runs = None if request is None else self._runs(request.block_hashes, blocks)
         if request is None or runs is None:
             # Nobody can say of which prompt they are: they are given back unnamed.
-            self._lost += blocks.tolist()
+            self._lost = _both(self._lost, blocks)
         else:
             for place, first, last in runs:
                 cache_run(self._pool, request, place, slots[first:last], self._block_tokens)
@@ -322,6 +324,9 @@ class VllmDevicePool:
     def _vacate(self, blocks: Ids) -> Ids:
         """`blocks` are not where they were. Returns those that are nowhere."""
         twins = cached_blocks(self._pool, map(self._content.__getitem__, blocks.tolist()))
+        if twins.count(None) == len(twins):
+            self._books.leave(blocks)
+            return blocks
         elsewhere = [
             place
             for place, twin in enumerate(twins)
@@ -333,6 +338,11 @@ class VllmDevicePool:
         lost = np.delete(blocks, elsewhere) if elsewhere else blocks
         self._books.leave(lost)
         return lost
+
+
+def _both(some: Ids, others: Ids) -> Ids:
+    """`some` and those of `others`, each once, that are none of them."""
+    return np.concatenate([some, others[~np.isin(others, some)]]) if len(some) else others
 
 
 def _alike(some: Sequence[bytes], others: Sequence[bytes]) -> int:
