@@ -91,6 +91,11 @@ def test_tokens_of_a_host_hit_are_those_of_a_hit_on_the_gpu(told: dict[str, Any]
 
 
 @pytest.mark.timeout(200)
+def test_all_layers_of_a_block_lie_side_by_side(told: dict[str, Any]):
+    assert told["tensors"] == [1]
+
+
+@pytest.mark.timeout(200)
 def test_aborts_change_no_token_and_leave_nothing(told: dict[str, Any]):
     gpu, aborted, again = (tokens(told, place) for place in (1, 3, 4))
     assert any(len(answer) < ANSWER for answer in aborted), "nothing was aborted in time"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from forebay.errors import SettingsError
 from forebay.transfer.pool import Pool
-from forebay.vllm.adapter import KVShape
+from forebay.vllm.adapter import KVShape, lay_side_by_side, read_shape
 from forebay.vllm.worker import device_of, device_pool, parts_of, warn_of_tensors
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 6, 32, 2, 8, 3
@@ -97,3 +100,88 @@ def test_blocks_in_many_tensors_are_warned_of(caplog: pytest.LogCaptureFixture):
         assert not caplog.records
         warn_of_tensors(many)
     assert "32 tensors" in caplog.text
+
+
+class Backend:
+    """vLLM's attention backend, as far as it is asked."""
+
+    sizes: tuple[Any, ...] = (SimpleNamespace(base=16),)
+
+    @classmethod
+    def get_attn_backend(cls) -> type[Backend]:
+        return cls
+
+    @classmethod
+    def get_supported_kernel_block_sizes(cls) -> tuple[Any, ...]:
+        return cls.sizes
+
+
+class SmallBlocks(Backend):
+    sizes = (8, 16)
+
+
+class Blocks(Backend):
+    sizes = (16, TOKENS)
+
+
+def engine(device: str = "cuda", second: bool = True, backend: type[Backend] = Backend) -> Any:
+    """vLLM's configuration, of 0.26."""
+    layers_by_name = {f"layer {each}": backend for each in range(LAYERS)}
+    return SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device),
+        use_v2_model_runner=second,
+        compilation_config=SimpleNamespace(static_forward_context=layers_by_name),
+    )
+
+
+def plan(size: int = BLOCKS * PAGE, stride: int | None = 0, **spec: Any) -> Any:
+    """vLLM's `KVCacheConfig` of one group of layers; without `stride` that of another version."""
+    told = {"page_size_bytes": PAGE, "block_size": TOKENS, "page_size_padded": None}
+    told |= {"indexes_kv_by_block_stride": True, **spec}
+    names = [f"layer {each}" for each in range(LAYERS)]
+    packed = {} if stride is None else {"offset": 0, "block_stride": stride}
+    return SimpleNamespace(
+        num_blocks=BLOCKS,
+        kv_cache_tensors=[SimpleNamespace(size=size, shared_by=[name], **packed) for name in names],
+        kv_cache_groups=[SimpleNamespace(layer_names=names, kv_cache_spec=SimpleNamespace(**told))],
+    )
+
+
+def allocated(config: Any) -> dict[str, torch.Tensor]:
+    """What 0.26's second model runner makes of a packed plan."""
+    backing = torch.zeros(config.kv_cache_tensors[0].size, dtype=torch.uint8)
+    return {
+        each.shared_by[0]: backing.view(-1, each.block_stride)[:, each.offset : each.offset + PAGE]
+        .view(torch.bfloat16)
+        .view(BLOCKS, TOKENS, HEADS, 2 * SIZE)
+        for each in config.kv_cache_tensors
+    }
+
+
+@pytest.mark.parametrize("backend", [Backend, Blocks])
+def test_blocks_are_laid_side_by_side_before_they_are_allocated(backend: type[Backend]):
+    config = plan()
+    assert read_shape(config) == SHAPE
+    assert lay_side_by_side(engine(backend=backend), config)
+    assert {each.size for each in config.kv_cache_tensors} == {BLOCKS * LAYERS * PAGE}
+    pool = device_pool(SHAPE, parts_of(SHAPE, allocated(config)))
+    assert pool.fragments == tuple((each * PAGE, LAYERS * PAGE, PAGE) for each in range(LAYERS))
+
+
+@pytest.mark.parametrize(
+    ("config", "vllm_config"),
+    [
+        pytest.param(plan(), engine(device="cpu"), id="on a CPU"),
+        pytest.param(plan(), engine(second=False), id="the first model runner asks"),
+        pytest.param(plan(), engine(backend=SmallBlocks), id="a kernel's blocks are smaller"),
+        pytest.param(plan(stride=PAGE), engine(), id="packed already"),
+        pytest.param(plan(stride=None), engine(), id="another version"),
+        pytest.param(plan(size=2 * BLOCKS * PAGE), engine(), id="sizes of something else"),
+        pytest.param(plan(page_size_padded=2 * PAGE), engine(), id="padded pages"),
+        pytest.param(plan(indexes_kv_by_block_stride=False), engine(), id="blocks are not outside"),
+    ],
+)
+def test_a_plan_that_is_not_known_to_be_packed_is_left_alone(config: Any, vllm_config: Any):
+    before = copy.deepcopy(config)
+    assert not lay_side_by_side(vllm_config, config)
+    assert config == before

@@ -119,6 +119,13 @@ def swap_blocks(worker: Any) -> None:
     blocks[:] = np.roll(blocks, 1, axis=0)
 
 
+def tensors(worker: Any) -> int:
+    """In how many tensors each block of vLLM's lies, in a worker."""
+    transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
+    parts = transfer.get_kv_transfer_group().worker_half._parts
+    return len({part.untyped_storage().data_ptr() for part in parts})
+
+
 def count_preemptions(scheduler: Any) -> list[str]:
     """Names of requests that vLLM's scheduler preempts from now on."""
     names: list[str] = []
@@ -165,6 +172,7 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         stats = core.scheduler.connector.scheduler_half.stats()
         result["sources"] = {source.value: count for source, count in stats.sources.items()}
         result["prefetched"] = stats.prefetch_bytes
+        result["tensors"] = llm.collective_rpc(tensors)
     return result
 
 

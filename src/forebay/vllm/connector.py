@@ -19,13 +19,21 @@ from vllm import __version__  # pyright: ignore[reportMissingImports, reportAttr
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: ignore[reportMissingImports]
     KVConnectorBase_V1,
     KVConnectorMetadata,
+    KVConnectorRole,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
 from forebay._native import leak_warnings
 from forebay.errors import ProtocolError, SettingsError
-from forebay.vllm.adapter import frees_idle, last_block, missing_parts, read_shape, read_step
+from forebay.vllm.adapter import (
+    frees_idle,
+    last_block,
+    lay_side_by_side,
+    missing_parts,
+    read_shape,
+    read_step,
+)
 from forebay.vllm.messages import Orders
 from forebay.vllm.options import Options
 from forebay.vllm.pair import Pair
@@ -82,6 +90,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         ).for_one_of(ranks)
         self._agreement = Agreement(ranks)
         self._shape = read_shape(kv_cache_config)
+        if role is KVConnectorRole.WORKER:
+            lay_side_by_side(vllm_config, kv_cache_config)
         self._engine = str(vllm_config.kv_transfer_config.engine_id)
         self._pair = Pair.of(vllm_config)
         self._served = self._engine
