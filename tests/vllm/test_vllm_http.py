@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
 import subprocess
@@ -30,7 +32,11 @@ SHOWN = [
     f"forebay:{name}"
     for name in ("prompt_tokens", "prefetch_bytes", "misses", "saved_bytes", "loaded_bytes")
 ]
-SMALL = {
+ROOT = Path(__file__).resolve().parents[2]
+LOADGEN = Path(os.environ.get("LOADGEN", ".venv-loadgen"), "bin")
+TEMPLATE = "{% for each in messages %}{{ each['content'] }}\n{% endfor %}"
+# The documented numbers but for the model's size: a fortieth of the tokens, half of the contexts.
+BENCH = {
     "--prefix-repetition-num-prefixes": "12",
     "--prefix-repetition-prefix-len": "300",
     "--prefix-repetition-suffix-len": "32",
@@ -38,7 +44,22 @@ SMALL = {
     "--num-prompts": "36",
     "--max-concurrency": "12",
 }
+AIPERF = {
+    "--conversation-num": "12",
+    "--request-count": "36",
+    "--concurrency": "12",
+    "--synthetic-input-tokens-mean": "100",
+    "--output-tokens-mean": "8",
+}
 HOST = ("forebay:prompt_tokens_total", "host")
+
+
+def documented_load(beginning: str, told: dict[str, str]) -> list[str]:
+    """The words of the documentation's command that begins so, with `told` behind its options."""
+    words = commands(beginning)
+    for name, value in told.items():
+        words[words.index(name) + 1] = value
+    return words
 
 
 def text(seed: int, letters: int = 200) -> str:
@@ -58,7 +79,9 @@ def server(
     mode_file: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VllmServer]:
-    byte_tokenizer().save_pretrained(tiny_llama)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tiny_llama)
     command = documented(tiny_llama, host_bytes="64MiB", mode_file=str(mode_file), hint_share=0.5)
     server = VllmServer(command, tmp_path_factory.mktemp("serve"))
     yield server
@@ -167,12 +190,9 @@ def test_the_documented_look_at_metrics_shows_them(server: VllmServer):
 
 
 def test_vllms_load_generator_runs_as_documented(server: VllmServer):
-    """With numbers that fit the model: a fortieth of the tokens, half of the contexts."""
-    words = commands("vllm bench serve")
-    for name, small in SMALL.items():
-        words[words.index(name) + 1] = small
-    words[words.index("--model") + 1] = server.model
-    words[words.index("--base-url") + 1] = server.url
+    words = documented_load(
+        "vllm bench serve", {**BENCH, "--model": server.model, "--base-url": server.url}
+    )
     before = server.value(*HOST)
     done = subprocess.run(
         vllm(*words[1:]),
@@ -185,6 +205,35 @@ def test_vllms_load_generator_runs_as_documented(server: VllmServer):
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"Successful requests: +36 *\n", done.stdout), done.stdout[-3000:]
     assert re.search(r"Failed requests: +0 *\n", done.stdout)
+    host_tokens(server, before + 1)
+
+
+def test_a_load_generator_of_others_runs_as_documented(server: VllmServer, tmp_path: Path):
+    """Users who come back find their conversations in host memory, and its report says so."""
+    if not (ROOT / LOADGEN / "aiperf").is_file():
+        pytest.skip(f"{LOADGEN} is not there: `make loadgen` installs it")
+    # A model with random weights may say bytes that are no text, and aiperf wants text.
+    letters = byte_tokenizer()("abcdefghij klmnop").input_ids
+    asked = json.dumps({"ignore_eos": True, "allowed_token_ids": letters})
+    told = {**AIPERF, "--model": server.model, "--tokenizer": server.model, "--url": server.url}
+    told["--extra-inputs"] = asked
+    words = documented_load(".venv-loadgen/bin/aiperf", told)
+    before = server.value(*HOST)
+    done = subprocess.run(
+        [ROOT / LOADGEN / "aiperf", *words[1:], "--artifact-dir", tmp_path],
+        # A path is no path to it while the hub's client is offline.
+        env={k: v for k, v in os.environ.items() if not k.startswith(("HF_HUB_", "PYTHON"))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    report = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert report["error_summary"] == []
+    assert report["request_count"]["avg"] == 36
+    assert report["usage_prompt_cache_read_tokens"]["max"] >= 192
     host_tokens(server, before + 1)
 
 

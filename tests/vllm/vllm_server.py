@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "vllm.md"
 TINY = (
     "--dtype float32 --enforce-eager --max-model-len 512 --block-size 32 --max-num-seqs 2 "
-    "--num-gpu-blocks-override 64 --host 127.0.0.1"
+    "--num-gpu-blocks-override 64 --enable-prompt-tokens-details --host 127.0.0.1"
 )
 SHARED = "/dev/shm/"
 _START_S = 150.0
