@@ -109,6 +109,8 @@ ARMS: dict[str, Arm] = {
 }
 """By name; those without `_v1` use the model runner that vLLM chooses."""
 
+NONE = ("none", "none_v1")
+RESIDENT = ("all_resident", "all_resident_v1")
 NATIVE = ("offloading", "offloading_v1", "simple", "simple_v1")
 """vLLM's own ways to keep KV in host memory."""
 

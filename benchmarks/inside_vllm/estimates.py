@@ -23,7 +23,7 @@ _ROUND_S: dict[str, tuple[float, float]] = {
     "backlog_64": (17.0, 17.0),
     "backlog_16": (14.0, 14.0),
     "no_hits": (4.5, 4.5),
-    "itl": (14.0, 14.0),
+    "itl": (17.0, 17.0),
     "thrash": (16.0, 7.0),
     "convoy": (5.0, 5.0),
     "accuracy": (40.0, 40.0),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arms import NATIVE
+from arms import NATIVE, NONE, RESIDENT
 from memory import taken
 from sizes import MOST_DIVERGENCE
 
@@ -96,7 +96,7 @@ def figures(start: Start, ours: str) -> list[Figure]:
     for answer in (64, 16):
         made += _backlog(start, ours, answer)
     made += _hits(start, ours)
-    made += _pairs("no_hits", start, ours, ["none"], "no_hits", lambda mine, other: other / mine)
+    made += _pairs("no_hits", start, ours, NONE, "no_hits", lambda mine, other: other / mine)
     made += _itl(start, ours)
     made += _thrash(start, ours + "_small")
     made += _convoy(start, ours + "_small")
@@ -107,7 +107,8 @@ def figures(start: Start, ours: str) -> list[Figure]:
 
 def faults(start: Start) -> list[str]:
     """What makes figures say something else than they are about: an arm that broke, rounds that
-    were left out, copies that failed, and hits in host memory that were none.
+    were left out, copies that failed, hits in host memory that were none, and running requests
+    that did not run beside all hits.
     """
     found: list[str] = []
     for arm, document in start.arms.items():
@@ -123,6 +124,12 @@ def faults(start: Start) -> list[str]:
             ]
             if sample["workload"] == "solo":
                 found += [f"{where}: {why}" for why in _no_hits_at_all(sample["raw"])]
+            if sample["workload"] == "itl":
+                found += [
+                    f"{where}: decoding ended before hits on the {kind} did"
+                    for kind, beside in sample["raw"].items()
+                    if beside["decoding_ended_first"]
+                ]
     return found
 
 
@@ -148,9 +155,9 @@ def _backlog(start: Start, ours: str, answer: int) -> list[Figure]:
         mine = statistics.median(known[ours])
         told = {"ttft_ms": known, "better_native": best}
         made.append(Figure(f"{workload}_vs_native_{name}", mine / natives[best], "ratio", (), told))
-        resident = known.get("all_resident")
+        resident = [statistics.median(known[arm]) for arm in RESIDENT if arm in known]
         if resident:
-            way = natives[best] - statistics.median(resident)
+            way = natives[best] - min(resident)
             made.append(
                 Figure(f"{workload}_{name}", (natives[best] - mine) / way, "share", (), told)
             )
@@ -242,7 +249,7 @@ def _pairs(
 
 
 def _itl(start: Start, ours: str) -> list[Figure]:
-    rounds = start.raw(ours, "itl")
+    rounds = [raw for raw in start.raw(ours, "itl") if _all_have_gaps(raw)]
     if not rounds:
         return []
     p99 = {
@@ -250,9 +257,9 @@ def _itl(start: Start, ours: str) -> list[Figure]:
         for kind in ("device", "host")
     }
     beside = {
-        arm: [quantile(raw["host"]["gaps_ms"], 0.99) for raw in start.raw(arm, "itl")]
+        arm: [quantile(raw["host"]["gaps_ms"], 0.99) for raw in told]
         for arm in NATIVE
-        if start.raw(arm, "itl")
+        if (told := [raw for raw in start.raw(arm, "itl") if _all_have_gaps(raw)])
     }
     ratios = [host / device for host, device in zip(p99["host"], p99["device"], strict=True)]
     return [
@@ -266,6 +273,10 @@ def _itl(start: Start, ours: str) -> list[Figure]:
             },
         )
     ]
+
+
+def _all_have_gaps(raw: dict[str, Any]) -> bool:
+    return all(beside["gaps_ms"] for beside in raw.values())
 
 
 def _thrash(start: Start, ours: str) -> list[Figure]:

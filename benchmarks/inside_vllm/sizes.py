@@ -125,7 +125,7 @@ _BOTH: dict[str, tuple[Any, Any]] = {
     "no_hit_prompt": (4_096, 128),
     "no_hit_answer": (64, 4),
     "itl_running": (4, 2),
-    "itl_answer": (240, 40),
+    "itl_answer": (480, 400),
     "itl_arrivals": (12, 3),
     "itl_prompt": (8_192, 256),
     "itl_gap_s": (0.1, 0.05),

@@ -41,6 +41,14 @@ def solo(gpu_ms: float, host_ms: float, hinted_ms: float) -> dict[str, Any]:
     return {"16384": {kind: reply(ms, 10_000) for kind, ms in kinds.items()}}
 
 
+def beside(device_ms: list[float], host_ms: list[float]) -> dict[str, Any]:
+    """Gaps beside hits on either. Without any, decoding had ended."""
+    gaps = {"device": device_ms, "host": host_ms}
+    return {
+        kind: {"gaps_ms": each, "decoding_ended_first": not each} for kind, each in gaps.items()
+    }
+
+
 def backlog(last_ms: float) -> dict[str, Any]:
     return {"users": [[reply(5000.0), reply(last_ms)] for _ in range(10)]}
 
@@ -70,18 +78,20 @@ def write(
 
 
 def test_figures_are_those_of_the_samples(figures: Any, tmp_path: Path):
-    write(tmp_path, "none", no_hits=[{"seconds": 1.0}, {"seconds": 1.0}])
+    write(tmp_path, "none", no_hits=[{"seconds": 1.5}, {"seconds": 1.5}])
+    write(tmp_path, "none_v1", no_hits=[{"seconds": 1.0}, {"seconds": 1.0}])
     write(
         tmp_path,
         "forebay",
         solo=[solo(30.0, 44.0, 33.0)],
         backlog_64=[backlog(1200.0)],
         no_hits=[{"seconds": 1.25}, {"seconds": 1.25}],
-        itl=[{"device": {"gaps_ms": [10.0] * 5}, "host": {"gaps_ms": [11.0] * 5}}],
+        itl=[beside([10.0] * 5, [11.0] * 5), beside([10.0], [])],
     )
     write(tmp_path, "offloading", solo=[solo(20.0, 88.0, 0.0)], backlog_64=[backlog(2500.0)])
     write(tmp_path, "offloading_v1", backlog_64=[backlog(2000.0)])
-    write(tmp_path, "all_resident", backlog_64=[backlog(1000.0)])
+    write(tmp_path, "all_resident", backlog_64=[backlog(1100.0)])
+    write(tmp_path, "all_resident_v1", backlog_64=[backlog(1000.0)])
     (tmp_path / "link.json").write_text(json.dumps({"gb_per_s": [0.4, 0.5]}))
     made = figures.figures(figures.Start.read(tmp_path), "forebay")
     found = {figure.id: figure.value for figure in made}
@@ -206,8 +216,10 @@ def test_what_makes_figures_void_is_told(figures: Any, tmp_path: Path):
     told = json.loads(file.read_text())
     told["samples"][1]["raw"].pop("counted")
     file.write_text(json.dumps({**told, "left_out": ["itl 0"]}))
+    write(tmp_path, "offloading", itl=[beside([10.0], [])])
     assert figures.faults(figures.Start.read(tmp_path)) == [
         "forebay: itl 0 was left out",
         "forebay: solo 1: forebay:failed_transfers_total{direction=save} grew by 7",
         "forebay: solo 1: host_hit of 16384 tokens found 0",
+        "offloading: itl 0: decoding ended before hits on the host did",
     ]
