@@ -105,7 +105,12 @@ def test_blocks_in_many_tensors_are_warned_of(caplog: pytest.LogCaptureFixture):
 class Backend:
     """vLLM's attention backend, as far as it is asked."""
 
+    name = "FLASH_ATTN"
     sizes: tuple[Any, ...] = (SimpleNamespace(base=16),)
+
+    @classmethod
+    def get_name(cls) -> str:
+        return cls.name
 
     @classmethod
     def get_attn_backend(cls) -> type[Backend]:
@@ -118,6 +123,10 @@ class Backend:
 
 class SmallBlocks(Backend):
     sizes = (8, 16)
+
+
+class Flattens(Backend):
+    name = "FLEX_ATTENTION"
 
 
 class Blocks(Backend):
@@ -174,6 +183,7 @@ def test_blocks_are_laid_side_by_side_before_they_are_allocated(backend: type[Ba
         pytest.param(plan(), engine(device="cpu"), id="on a CPU"),
         pytest.param(plan(), engine(second=False), id="the first model runner asks"),
         pytest.param(plan(), engine(backend=SmallBlocks), id="a kernel's blocks are smaller"),
+        pytest.param(plan(), engine(backend=Flattens), id="a kernel flattens blocks"),
         pytest.param(plan(stride=PAGE), engine(), id="packed already"),
         pytest.param(plan(stride=None), engine(), id="another version"),
         pytest.param(plan(size=2 * BLOCKS * PAGE), engine(), id="sizes of something else"),

@@ -195,8 +195,14 @@ def lay_side_by_side(vllm_config: Any, kv_cache_config: Any) -> bool:
     return True
 
 
+_BY_STRIDE = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
+"""Attention backends that find a block by its stride. FlexAttention says so too, and flattens."""
+
+
 def _kernels_take(vllm_config: Any, layers: Iterable[str], block_tokens: int) -> bool:
-    """Whether the attention kernels of `layers` see a block as one of their own."""
+    """Whether the attention kernels of `layers` find blocks by their stride, and see each as one of
+    their own.
+    """
     by_name = vllm_config.compilation_config.static_forward_context
     backends = {by_name[name].get_attn_backend() for name in layers}
 
@@ -204,7 +210,10 @@ def _kernels_take(vllm_config: Any, layers: Iterable[str], block_tokens: int) ->
         # A number, or vLLM's `MultipleOf` one.
         return block_tokens % size.base == 0 if hasattr(size, "base") else block_tokens == size
 
-    return all(any(map(takes, each.get_supported_kernel_block_sizes())) for each in backends)
+    return all(
+        each.get_name() in _BY_STRIDE and any(map(takes, each.get_supported_kernel_block_sizes()))
+        for each in backends
+    )
 
 
 def last_block(blocks: Any) -> int:
