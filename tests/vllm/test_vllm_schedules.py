@@ -25,6 +25,7 @@ from forebay.core.ledger import Source
 from forebay.transfer.messages import Direction, Report
 from forebay.vllm.messages import News
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
+from forebay.vllm.scheduler.near import NearLoads
 from forebay.vllm.worker import WorkerHalf
 
 
@@ -84,7 +85,10 @@ def test_pitfall_08_a_save_ends_before_a_step_writes_what_it_reads(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])  # a load that failed at one worker failed
-def test_pitfall_18_what_a_failed_load_did_not_bring_is_computed(toy: MakeEngine, ranks: int):
+def test_pitfall_18_what_a_failed_load_did_not_bring_is_computed(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, ranks: int
+):
+    monkeypatch.setattr(NearLoads, "approach", lambda *_: None)
     engine = toy(ranks=ranks, window_bytes=BLOCK_BYTES)
     engine.ask(prompt_of(1, 200), 1)
     engine.run()
@@ -135,7 +139,10 @@ def test_a_reset_of_the_connector_forgets_what_was_saved(toy: MakeEngine):
     assert engine.half.stats().loaded_bytes == 0
 
 
-def test_what_is_on_its_way_when_the_connector_is_reset_is_not_found(toy: MakeEngine):
+def test_what_is_on_its_way_when_the_connector_is_reset_is_not_found(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(NearLoads, "approach", lambda *_: None)
     engine = toy()
     engine.ask(prompt_of(1, 200), 1)
     engine.run()

@@ -88,6 +88,13 @@ class Link:
             self.advance(now_s)
         return now_s
 
+    def land(self, loads: set[int], now_s: float) -> float:
+        """Copy until these have ended; returns when that is."""
+        while loads & self._copies.keys():
+            now_s += _TICK_S
+            self.advance(now_s)
+        return now_s
+
     def _window(self, direction: Direction, to_s: float) -> bool:
         """Copy the next window of a direction, if one may begin before `to_s`."""
         best: tuple[float, tuple[float, ...], Copy] | None = None
@@ -174,6 +181,7 @@ class ForebayWorker(NoWorker):
         self._clock = clock
         self._host_slots = host_slots
         self._step, self._idle = 0, False
+        self._expected: set[int] = set()
         self._slots_told = False
 
     def begin(self, output: Any, now_s: float) -> float:
@@ -184,6 +192,9 @@ class ForebayWorker(NoWorker):
         if orders.settle:
             self.link.cancel(orders.settle, now_s)
         self._step, self._idle = orders.step, orders.idle
+        if not self._idle:
+            now_s = self.link.land(self._expected, now_s)
+            self._expected.clear()
         return now_s
 
     def launched(self, output: Any, end_s: float) -> None:
@@ -205,6 +216,11 @@ class ForebayWorker(NoWorker):
         """See `Mover.expedite`."""
         self.link.advance(self._clock())
         self.link.expedite(each.ids, each.transfer_class, each.deadline_s)
+
+    def expect(self, loads: Sequence[int]) -> bool:
+        """See `Hands.expect`."""
+        self._expected.update(loads)
+        return True
 
     def news(self) -> News | None:
         """What is new."""

@@ -219,7 +219,13 @@ class ToyEngine(RealScheduler):
             worker.handle_preemptions(meta)
             worker.bind_connector_metadata(meta)
         names = list(output.num_scheduled_tokens)
+        # As 0.32 does; before it always was the first.
+        loads_first = getattr(output, "has_sync_kv_loads", True)
+        if loads_first:
+            self._start_loads()
         sampled = self._compute(output) if names else []
+        if not loads_first:
+            self._start_loads()
         told = [self._told(worker, names, sampled) for worker in self.workers]
         done = self._aggregator.aggregate(told)
         for outputs in self.scheduler.update_from_output(output, done).values():
@@ -229,6 +235,10 @@ class ToyEngine(RealScheduler):
                 asked.told = each.kv_transfer_params or asked.told
                 if each.finish_reason is not None:
                     asked.ended = asked.ended or "finished"
+
+    def _start_loads(self) -> None:
+        for worker in self.workers:
+            worker.start_load_kv(None)
 
     def _told(self, worker: Any, names: list[str], sampled: list[list[int]]) -> Any:
         """What a worker answers to a step."""

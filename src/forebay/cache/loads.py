@@ -67,6 +67,10 @@ class Loads:
         copied_s = self._rates.longest_s(blocks * self._settings.block_bytes)
         return self._settings.give_up_grace_s + copied_s
 
+    def copy_s(self, blocks: int) -> float:
+        """How long the link takes for `blocks`."""
+        return self._rates.load_s(blocks * self._settings.block_bytes)
+
     def worth(self, entry: Waiting, now_s: float) -> int:
         """Blocks to load for `entry`; none where recomputing so few is the quicker way, none in a
         mode without loads, and none while the link has stopped.

@@ -17,7 +17,7 @@ class Flight:
 
     `bands`: it goes by so many bands of layers (0: block by block), of which the first
     `bands_issued` are issued. `overdue`: a bounded wait for it passed its bound. Nobody waits for
-    it again.
+    it again. `near`: the next step is launched when it has ended, so it is not stopped any more.
     """
 
     id: int
@@ -30,6 +30,7 @@ class Flight:
     bands_issued: int = 0
     cancelled: bool = False
     overdue: bool = False
+    near: bool = False
 
 
 class Flights:
@@ -84,6 +85,10 @@ class Flights:
         """Those of `transfers` that are un-ended, in order."""
         return sorted(transfer for transfer in transfers if transfer in self._flights)
 
+    def lacking(self, transfers: Iterable[int]) -> list[int]:
+        """Those of them that are not near, either."""
+        return [each for each in self.flying(transfers) if not self._flights[each].near]
+
     def unissued(self, transfers: Iterable[int], band: int | None = None) -> set[int]:
         """Those of `transfers` that are un-ended and not yet issued, or not up to `band`."""
         found = filter(None, map(self._flights.get, transfers))
@@ -115,7 +120,9 @@ class Flights:
             if flight is None:
                 continue
             flight.dependents.discard(request)
-            if not flight.dependents and not flight.issued and not flight.cancelled:
+            if flight.near or flight.issued or flight.cancelled:
+                continue
+            if not flight.dependents:
                 flight.cancelled = True
                 stop.append(transfer)
         return stop

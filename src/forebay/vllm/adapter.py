@@ -221,6 +221,14 @@ def last_block(blocks: Any) -> int:
     return int(blocks.blocks[GROUP][-1].block_id)
 
 
+def loads_come_first(output: Any) -> None:
+    """Have workers call `start_load_kv` before the forward pass of the step in vLLM's
+    `SchedulerOutput`: 0.32 calls it behind that where it is not told so.
+    """
+    if hasattr(output, "has_sync_kv_loads"):
+        output.has_sync_kv_loads = True
+
+
 def version_of(text: str) -> tuple[int, int] | None:
     """The release line of a version such as "0.32.0+cpu"; None if it is something else."""
     parts = text.split(".")

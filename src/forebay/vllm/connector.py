@@ -30,6 +30,7 @@ from forebay.vllm.adapter import (
     frees_idle,
     last_block,
     lay_side_by_side,
+    loads_come_first,
     missing_parts,
     read_shape,
     read_step,
@@ -181,6 +182,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """The orders that go with a step."""
         with self._watch.running():
             orders = self.scheduler_half.orders(read_step(scheduler_output))
+        loads_come_first(scheduler_output)
         self._watch.step()
         return ForebayOrders(orders, self._engine)
 
@@ -294,7 +296,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker_half.begin(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads were started before the step."""
+        """The forward pass is about to be launched, or a step without one goes on."""
+        self.worker_half.make_ready()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """No step reads what has not landed."""

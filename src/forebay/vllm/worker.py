@@ -2,15 +2,18 @@
 
 It carries out orders and decides nothing. Transfers come with a step, or at any time from a half in
 the same thread. Each step: what must not read its slots any more is ended before it starts
-(`begin`), and once it is launched (`launched`) what waits for it goes on.
+(`begin`), what it is to find there has landed before its forward pass (`make_ready`), and once it
+is launched (`launched`) what waits for it goes on.
 
 On a GPU a step is launched long before it runs, and the next one too. What orders copies against
 steps is the same: a step's number counts when the event recorded behind it on vLLM's stream has
-come. No step waits for a load: vLLM finds a block only after its load was seen to have ended.
+come. No stream waits for a load: vLLM finds a block only when its load was seen to have ended, or
+the launch of the step that may read it is held until it was.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +26,7 @@ from forebay.transfer.messages import Completion, Direction, Outcome, Report, Tr
 from forebay.transfer.native import NativeMover
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
-from forebay.vllm.messages import Expedite, News, Orders
+from forebay.vllm.messages import BlockCopy, Expedite, News, Orders
 from forebay.vllm.options import Options
 from forebay.vllm.seen.measures import Values
 
@@ -34,6 +37,9 @@ _IDLE_S = 0.001
 _NEAR_S = 0.004
 """And how long for the end of the loads under way where that is near: vLLM sleeps for a ms behind
 such a step, and a load that ends meanwhile is seen later."""
+_AWAIT_S = 1.0
+"""Bound of the wait for loads before a forward pass, which were about to land when it was ordered:
+what takes longer is copied without the mover."""
 _CLOSE_S = 10.0
 _MANY_TENSORS = 8
 """From so many pieces on a driver hands over faster what lies evenly within one allocation."""
@@ -89,8 +95,10 @@ class WorkerHalf:
         self._issued: list[int] = []
         self._completions: list[Completion] = []
         self._completed_step = 0
-        # Un-ended transfers, and the bytes of those that are loads.
-        self._flying: dict[int, int] = {}
+        # Un-ended transfers, and those that steps wait for.
+        self._flying: dict[int, Transfer] = {}
+        self._expected: set[int] = set()
+        self._copies: Sequence[BlockCopy] = ()
         self._loads_per_s = 0.0
         self._torn: set[int] = set()
         self._settled_s = 0.0
@@ -114,10 +122,7 @@ class WorkerHalf:
         if orders.settle:
             # Some ended since, and the scheduler has not heard of it yet.
             self._settle(self._flying.keys() & orders.settle)
-        for each in orders.copies:
-            for part in self._parts:
-                # On vLLM's stream, between the steps that wrote the one and read the other.
-                part[each.destination].copy_(part[each.source])
+        self._copies = orders.copies
         self.submit(orders.submit)
         self.cancel(orders.cancel)
         for each in orders.expedite:
@@ -127,7 +132,7 @@ class WorkerHalf:
         """Take over transfers, whatever step is under way."""
         if transfers:
             self._mover.submit(transfers)
-            self._flying.update((each.id, self._load_bytes(each)) for each in transfers)
+            self._flying.update((each.id, each) for each in transfers)
 
     def cancel(self, ids: Sequence[int]) -> None:
         """Stop transfers."""
@@ -137,6 +142,31 @@ class WorkerHalf:
     def expedite(self, each: Expedite) -> None:
         """Raise the urgency of transfers."""
         self._mover.expedite(each.ids, each.transfer_class, each.deadline_s)
+
+    def make_ready(self) -> None:
+        """The forward pass of the step is about to be launched, if it has one: waits until all is
+        there that it may read. What the mover did not bring by then is copied here.
+        """
+        if self._idle:
+            return
+        until_s = time.monotonic() + _AWAIT_S
+        while self._expected and (left_s := until_s - time.monotonic()) > 0:
+            self._mover.wait_news(left_s)
+            self._take()
+        for late in sorted(self._expected):
+            self._copy_here(late)
+        for each in self._copies:
+            for part in self._parts:
+                # On vLLM's stream, between the steps that wrote the one and read the other.
+                part[each.destination].copy_(part[each.source])
+        self._copies = ()
+
+    def expect(self, loads: Sequence[int]) -> bool:
+        """See `Hands.expect`."""
+        there = self._flying.keys() >= set(loads)
+        if there:
+            self._expected.update(loads)
+        return there
 
     def launched(self) -> None:
         """All work of the step was given to vLLM's stream; on a CPU it has run."""
@@ -181,7 +211,7 @@ class WorkerHalf:
 
     def _near(self) -> bool:
         """Whether all loads under way end soon, at the rate of the last one."""
-        left = sum(self._flying.values())
+        left = sum(map(self._load_bytes, self._flying.values()))
         return 0 < left <= self._loads_per_s * _NEAR_S
 
     def _take(self) -> None:
@@ -189,7 +219,10 @@ class WorkerHalf:
         self._issued += report.issued
         self._completed_step = report.completed_step
         for each in report.completions:
-            loaded = self._flying.pop(each.id, 0)
+            if each.id in self._expected and each.outcome is not Outcome.DONE:
+                self._copy_here(each.id)
+            self._expected.discard(each.id)
+            loaded = self._load_bytes(self._flying.pop(each.id))
             if loaded and each.outcome is Outcome.DONE:
                 took_s = each.finished_s - each.started_s
                 self._loads_per_s = loaded / took_s if took_s > 0 else 0.0
@@ -206,6 +239,31 @@ class WorkerHalf:
             blocks_done=0,
             error="its source was written before it ended",
         )
+
+    def _copy_here(self, load: int) -> None:
+        """Copy what a load should have brought, without the mover.
+
+        A copy of the mover's that comes later brings the same: nobody has either end of it until it
+        is told to have ended.
+        """
+        transfer = self._flying[load]
+        _logger.warning(
+            "a step reads %d blocks that load %d did not bring in time: they are copied without it",
+            len(transfer.sources),
+            load,
+        )
+        host = self._host.pool
+        pairs = zip(transfer.sources.tolist(), transfer.destinations.tolist(), strict=True)
+        for source, destination in pairs:
+            address = host.base_address + source * self._block_bytes
+            for part in self._parts:
+                # Through plain memory: what is pinned is so in ranges, which no copy may cross.
+                piece = part[destination].cpu()
+                size = piece.numel() * piece.element_size()
+                ctypes.memmove(piece.data_ptr(), address, size)
+                part[destination].copy_(piece)
+                address += size
+        self._expected.discard(load)
 
     def _load_bytes(self, transfer: Transfer) -> int:
         if transfer.direction is not Direction.LOAD:

@@ -46,7 +46,7 @@ class Books:
         # Steps with tokens whose output has not come, by number, in order: prefill tokens, decode
         # tokens, when they were scheduled. Of steps without tokens vLLM drops the output where it
         # is empty.
-        self._under_way: dict[int, tuple[int, int, float]] = {}
+        self._under_way: dict[int, tuple[int, int, float, bool]] = {}
         self._heard_s = 0.0
         self.slow_step_s = 0.0
         """The slowest step, where older ones count for less and less."""
@@ -89,11 +89,15 @@ class Books:
         misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
         misses[MissReason.LAST] += asked - max(found, entry.usable)
 
-    def scheduled(self, number: int, step: Step, now_s: float, *, loads_lack: bool) -> None:
-        """vLLM scheduled `step`, of this number, while requests lack loads or not."""
+    def scheduled(
+        self, number: int, step: Step, now_s: float, *, loads_lack: bool, held: bool
+    ) -> None:
+        """vLLM scheduled `step`, of this number, while requests lack loads or not. One that is
+        `held` for loads takes longer than its work.
+        """
         if step.tokens:
             decode = sum(part.tokens == 1 for part in step.scheduled)
-            self._under_way[number] = (step.tokens - decode, decode, now_s)
+            self._under_way[number] = (step.tokens - decode, decode, now_s, not held)
         self.tally.step(now_s, computes=step.tokens > 0, loads_lack=loads_lack)
 
     def step_ended(self, number: int, now_s: float) -> None:
@@ -102,10 +106,11 @@ class Books:
             del self._under_way[step]  # outputs come in order: this one's never came
         if number not in self._under_way:
             return
-        prefill, decode, began_s = self._under_way.pop(number)
+        prefill, decode, began_s, timed = self._under_way.pop(number)
         took_s = now_s - max(began_s, self._heard_s)
-        self._rates.stepped(prefill, decode, took_s)
-        self.slow_step_s = max(took_s, _SLOW_MEMORY * self.slow_step_s)
+        if timed:
+            self._rates.stepped(prefill, decode, took_s)
+            self.slow_step_s = max(took_s, _SLOW_MEMORY * self.slow_step_s)
         self._heard_s = now_s
 
     def stats(self) -> CacheStats:

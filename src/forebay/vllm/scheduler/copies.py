@@ -36,6 +36,8 @@ class Copies:
         self._account = account
         self._records = records
         self._moved_s = 0.0
+        self.landed_s = 0.0
+        """When the newest load landed, of those that have been heard of."""
 
     @property
     def under_way(self) -> bool:
@@ -75,6 +77,7 @@ class Copies:
             raise ProtocolError(f"transfer {completion.id} ended twice")
         if flight.is_load:
             self._moved_s = now_s
+            self.landed_s = max(self.landed_s, completion.finished_s)
             self._loads.ended(completion, self._account.loaded(completion), now_s)
             return
         self._saves.ended(completion, now_s)

@@ -40,6 +40,7 @@ from forebay.vllm.scheduler.lately import Lately
 from forebay.vllm.scheduler.lookups import Lookups
 from forebay.vllm.scheduler.mailbox import Hands, Mailbox
 from forebay.vllm.scheduler.naming import Naming
+from forebay.vllm.scheduler.near import NearLoads
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record, Turn
 from forebay.vllm.scheduler.turns import Turns
@@ -105,8 +106,8 @@ class SchedulerHalf:
         self._switch = switch = ModeSwitch(settings.mode)
         self._line = line = WaitingLine(store, settings.block_tokens, last_too=True)
         self._lookups = Lookups()
-        self._last_blocks = LastBlocks(settings.block_tokens, pool, self._device, store, switch)
         self._flights = flights = Flights(1)
+        self._last_blocks = LastBlocks(settings.block_tokens, pool, device, store, switch, flights)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
         bounds = self._patience_s, self._piece_blocks
         self._loads = Loads(settings, switch, store, line, flights, ledger, rates, mail, *bounds)
@@ -132,6 +133,7 @@ class SchedulerHalf:
         self._copies = Copies(
             device, flights, self._loads, saves, mail, self.books.account, self._by_id
         )
+        self._near = NearLoads(device, line, flights, mail, self._loads, self._copies, self._turns)
         self._last_id = 0
         self._resets = 0
 
@@ -236,7 +238,8 @@ class SchedulerHalf:
         self._lately.expire(now_s)
         settle = self._mail.saves_reading(self._device.take_handed_out())
         self._follow(step)
-        self.books.scheduled(number, step, now_s, loads_lack=self._turns.lack_loads)
+        lack, held = self._turns.lack_loads, self._near.under_way
+        self.books.scheduled(number, step, now_s, loads_lack=lack, held=held)
         running = (record.progress(self.rates) for record in self._running.values())
         free_run_slots = max(0, self._most_running - len(self._running))
         self._turns.take(free_run_slots, now_s)
@@ -264,6 +267,8 @@ class SchedulerHalf:
         news = self._mail.look()
         if news is not None:
             self._take(news)
+        if self._idle:
+            self._near.approach(self._lookups, self._clock())
 
     @property
     def busy(self) -> bool:
@@ -326,6 +331,7 @@ class SchedulerHalf:
         else:
             self._ahead.plan(now_s, (), self._most_running, 0)
         self._copies.name_loads(now_s)
+        self._near.approach(self._lookups, now_s)
 
     def _look_at_mode(self, now_s: float) -> None:
         """The operator's switch: before a request's loads begin, and at every step."""

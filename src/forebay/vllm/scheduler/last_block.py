@@ -9,6 +9,7 @@ nothing else, no load above all, may fill it meanwhile.
 
 from __future__ import annotations
 
+from forebay.core.flights import Flights
 from forebay.core.modes import ModeSwitch
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
@@ -31,12 +32,14 @@ class LastBlocks:
         device: VllmDevicePool,
         store: Store,
         switch: ModeSwitch,
+        flights: Flights,
     ) -> None:
         self._block_tokens = block_tokens
         self._pool = pool
         self._device = device
         self._store = store
         self._switch = switch
+        self._flights = flights
         self._copies: list[BlockCopy] = []
         self._sources: list[Block] = []
         # What is held for each step, in order.
@@ -51,7 +54,9 @@ class LastBlocks:
         if count % size or record.local_tokens != count - size or not self._switch.policy.host_tier:
             return 0
         store, last = self._store, entry.blocks[count // size - 1 :]
-        if not len(last) or not store.resident(last)[0] or store.loading(last)[0]:
+        if not len(last) or not store.resident(last)[0]:
+            return 0
+        if self._flights.lacking(store.loads_of(last)):
             return 0
         if self._device.given_up(int(last[0])):
             return 0

@@ -40,6 +40,13 @@ class Hands(Protocol):
         """Raise the urgency of transfers."""
         ...
 
+    def expect(self, loads: Sequence[int]) -> bool:
+        """No step is launched from now on that may read what these bring, before they have ended;
+        and then all of it is there, whatever became of them. False, and nothing is changed, where
+        one of them has ended.
+        """
+        ...
+
     def news(self) -> News | None:
         """What is new since the last time, if anything is."""
         ...
@@ -78,6 +85,11 @@ class Mailbox:
             return set()
         saves = self._save_of.take(slots)
         return set(saves[saves > 0].tolist())
+
+    def expect(self, loads: Sequence[int]) -> bool:
+        """See `Hands.expect`; without hands there is none who could."""
+        hands = self._hands()
+        return hands is not None and hands.expect(loads)
 
     def post(
         self, step: int, settle: set[int], copies: tuple[BlockCopy, ...], *, idle: bool

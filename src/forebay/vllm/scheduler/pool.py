@@ -59,8 +59,9 @@ class VllmDevicePool:
         self._stamp: Steps = np.zeros(max_blocks, np.int64)
         self._content: dict[int, bytes] = {}
         self._offered: tuple[Ids, Sequence[bytes]] = (EMPTY_IDS, ())
-        # Whose prompt a load is for, by its first block.
+        # Whose prompt a load is for, and the loads that vLLM finds already, by their first block.
         self._loaded_for: dict[int, VllmRequest] = {}
+        self._found_ahead: set[int] = set()
         self._lost: Ids = EMPTY_IDS
         self._handed: list[Ids] = []
         self.load_stamp = 0
@@ -80,6 +81,15 @@ class VllmDevicePool:
     def loads_for(self, request: VllmRequest, blocks: Ids) -> None:
         """One load brings `blocks`, of the prompt of `request`: so vLLM will find them."""
         self._loaded_for[int(blocks[0])] = request
+
+    def find_ahead(self, blocks: Ids) -> bool:
+        """vLLM finds what a load brings, all of it, before it has: no step may be launched then
+        until it has. Returns False where nobody can say of which prompt it is.
+        """
+        if not self._name(blocks):
+            return False
+        self._found_ahead.add(int(blocks[0]))
+        return True
 
     def catch_up(self) -> Ids:
         """Take note of what vLLM did with its pool.
@@ -285,16 +295,23 @@ class VllmDevicePool:
 
     def _land(self, blocks: Ids) -> None:
         """A load brought `blocks` (in the order of their prompt): vLLM may find them now."""
-        slots = self._vllm_blocks(blocks)
+        if int(blocks[0]) in self._found_ahead:
+            self._found_ahead.discard(int(blocks[0]))
+        elif not self._name(blocks):
+            # They are given back unnamed.
+            self._lost = _both(self._lost, blocks)
+        self._pool.free_blocks(reversed(self._vllm_blocks(blocks)))
+
+    def _name(self, blocks: Ids) -> bool:
+        """Let vLLM find `blocks`, if somebody can say of which prompt they are."""
         request = self._loaded_for.pop(int(blocks[0]), None)
         runs = None if request is None else self._runs(request.block_hashes, blocks)
         if request is None or runs is None:
-            # Nobody can say of which prompt they are: they are given back unnamed.
-            self._lost = _both(self._lost, blocks)
-        else:
-            for place, first, last in runs:
-                cache_run(self._pool, request, place, slots[first:last], self._block_tokens)
-        self._pool.free_blocks(reversed(slots))
+            return False
+        slots = self._vllm_blocks(blocks)
+        for place, first, last in runs:
+            cache_run(self._pool, request, place, slots[first:last], self._block_tokens)
+        return True
 
     def _runs(self, hashes: list[bytes], blocks: Ids) -> list[tuple[int, int, int]] | None:
         """The runs of `blocks` that follow one another in the prompt of these `hashes`: the place
@@ -316,6 +333,7 @@ class VllmDevicePool:
     def _disown(self, blocks: Ids) -> None:
         for block in blocks.tolist():
             self._loaded_for.pop(block, None)
+            self._found_ahead.discard(block)
 
     def _vllm_blocks(self, blocks: Ids) -> list[Block]:
         slots: list[int] = self._books.slot_of(blocks).tolist()

@@ -83,7 +83,7 @@ class Turns:
     def lacks(self, entry: Waiting, now_s: float) -> bool:
         """Whether something that `entry` can read is on its way, or worth a load."""
         self._line.refresh(entry)
-        if self._flights.flying(entry.waits) or self._loads.worth(entry, now_s) > 0:
+        if self._flights.lacking(entry.waits) or self._loads.worth(entry, now_s) > 0:
             return True
         ahead = entry.blocks[entry.covered : entry.loadable]
         return entry.here > 0 and bool(self._store.loading(ahead).any())

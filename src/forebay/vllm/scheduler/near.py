@@ -1,0 +1,83 @@
+"""Loads that are near their end: vLLM schedules who waits for them while they land.
+
+To look up a request of many blocks, to allocate for it and to prepare its step takes vLLM some ms.
+On an idle engine they need not come after its loads: it is started when what it waits for is about
+to land, and the worker launches no step before that has. Only a worker in the same thread can be
+told so, and held, without holding up anything else.
+"""
+
+from __future__ import annotations
+
+from forebay.cache.loads import Loads
+from forebay.core.flights import Flights
+from forebay.core.waiting import WaitingLine
+from forebay.vllm.scheduler.copies import Copies
+from forebay.vllm.scheduler.lookups import Lookups
+from forebay.vllm.scheduler.mailbox import Mailbox
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.turns import Turns
+
+_NEAR_S = 0.012
+"""From the end of a step without work vLLM takes about so long to launch that of a request of 2,000
+blocks. A request that comes meanwhile may be held up for so long, if it could have started."""
+
+
+class NearLoads:
+    """Lets vLLM find in `device` what loads bring, before they have."""
+
+    def __init__(
+        self,
+        device: VllmDevicePool,
+        line: WaitingLine,
+        flights: Flights,
+        mail: Mailbox,
+        loads: Loads,
+        copies: Copies,
+        turns: Turns,
+    ) -> None:
+        self._device = device
+        self._line = line
+        self._flights = flights
+        self._mail = mail
+        self._loads = loads
+        self._copies = copies
+        self._turns = turns
+        self._near: list[int] = []
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step would have to wait for some."""
+        self._near = self._flights.flying(self._near)
+        return bool(self._near)
+
+    def approach(self, lookups: Lookups, now_s: float) -> None:
+        """The engine is idle: if the first request in the line lacks nothing but loads that are
+        near, it lacks nothing from now on, and is looked up again.
+        """
+        head = self._line.head(1)
+        lacking = self._flights.lacking(head[0].waits) if head else []
+        if not lacking or head[0].request.hint is not None:
+            return
+        # Not where they should have ended long ago: the link stands still, and so would vLLM.
+        if abs(self._left_s(lacking, now_s)) > _NEAR_S:
+            return
+        self._line.refresh(head[0])
+        if head[0].here or self._loads.worth(head[0], now_s) or not self._mail.expect(lacking):
+            return
+        if all(map(self._find_ahead, lacking)):
+            lookups.look_again(lambda record: self._turns.ready(record, now_s))
+
+    def _left_s(self, lacking: list[int], now_s: float) -> float:
+        """How long until they have ended, at the link's rate."""
+        flights = [flight for flight in map(self._flights.get, lacking) if flight is not None]
+        blocks = sum(len(flight.blocks) for flight in flights)
+        began_s = max(self._copies.landed_s, min(flight.submitted_s for flight in flights))
+        return began_s + self._loads.copy_s(blocks) - now_s
+
+    def _find_ahead(self, transfer: int) -> bool:
+        flight = self._flights.get(transfer)
+        if flight is None or flight.cancelled or flight.overdue:
+            return False
+        flight.near = self._device.find_ahead(flight.blocks)
+        self._near.append(transfer)
+        return flight.near

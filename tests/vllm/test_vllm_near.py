@@ -1,0 +1,152 @@
+"""Requests that are scheduled while the last of their loads land."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+from vllm_toy import (
+    BLOCK_BYTES,
+    LANES,
+    MakeEngine,
+    ToyEngine,
+    answers,
+    assert_nothing_left,
+    prompt_of,
+    wrong_answers,
+)
+
+from forebay.core.ledger import Source
+from forebay.transfer.messages import Direction
+from forebay.vllm import connector, worker
+from forebay.vllm.worker import WorkerHalf
+
+RULES = pytest.mark.parametrize("rule", ["kept", "broken"])
+
+
+def saved_and_gone(engine: ToyEngine, length: int = 200) -> None:
+    """The prompt is in host memory, and nothing is on the device but other content."""
+    engine.ask(prompt_of(1, length), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.kv.zero_()
+
+
+def hold(engine: ToyEngine) -> None:
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.LOAD, lane)
+
+
+def let_go(engine: ToyEngine) -> None:
+    for lane in LANES:
+        engine.mover.release_lane(Direction.LOAD, lane)
+
+
+@RULES
+@pytest.mark.parametrize("length", [200, 12 * 16])  # the last block of the latter is copied
+@pytest.mark.parametrize("lag", [0, 1])
+def test_its_step_is_held_until_they_have_landed(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, lag: int, length: int, rule: str
+):
+    if rule == "broken":
+        monkeypatch.setattr(WorkerHalf, "expect", lambda self, loads: True)
+    engine = toy(lag=lag)
+    saved_and_gone(engine, length)
+    hold(engine)
+    again = engine.ask(prompt_of(1, length), 8)
+    release = threading.Timer(0.2, let_go, [engine])
+    release.start()
+    engine.step()
+    assert again.request.num_computed_tokens >= 12 * 16 - 1, "the first step is its own"
+    engine.run()
+    release.join()
+    assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
+    assert engine.half.stats().sources[Source.HOST] == 12
+    assert_nothing_left(engine)
+
+
+@RULES
+def test_vllm_is_told_that_its_forward_pass_comes_behind_them(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """0.32 starts loads behind the forward pass where it knows of none that it waits for."""
+    if rule == "broken":
+        monkeypatch.setattr(connector, "loads_come_first", lambda output: None)
+    engine = toy()
+    saved_and_gone(engine)
+    hold(engine)
+    again = engine.ask(prompt_of(1, 200), 8)
+    release = threading.Timer(0.2, let_go, [engine])
+    release.start()
+    engine.run()
+    release.join()
+    late = rule == "broken" and hasattr(engine.scheduler.schedule(), "has_sync_kv_loads")
+    assert (again.given == answers(again.prompt, 8)) != late
+
+
+@RULES
+@pytest.mark.parametrize("fault", ["fails", "stands still"])
+def test_what_a_copy_does_not_bring_is_copied_without_it(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, fault: str, rule: str
+):
+    if rule == "broken":
+        monkeypatch.setattr(
+            WorkerHalf, "_copy_here", lambda self, load: self._expected.discard(load)
+        )
+    monkeypatch.setattr(worker, "_AWAIT_S", 0.1)
+    engine = toy(window_bytes=BLOCK_BYTES)
+    saved_and_gone(engine)
+    if fault == "fails":
+        engine.mover.fail_window(Direction.LOAD, 5)
+    else:
+        hold(engine)
+    again = engine.ask(prompt_of(1, 200), 8)
+    engine.step()
+    let_go(engine)
+    engine.run()
+    assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
+    other = engine.ask(prompt_of(1, 200), 8)
+    engine.run()
+    assert other.given == answers(other.prompt, 8) or rule == "broken"
+    assert_nothing_left(engine)
+
+
+@RULES
+def test_they_go_on_when_nobody_waits_for_them_any_more(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """vLLM finds them already."""
+    engine = toy(window_bytes=BLOCK_BYTES)
+    saved_and_gone(engine)
+    hold(engine)
+    gone = engine.ask(prompt_of(1, 200), 8)
+    if rule == "broken":
+        for flight in engine.half._flights._flights.values():
+            monkeypatch.setattr(flight, "near", False)
+    engine.abort(gone)
+    release = threading.Timer(0.2, let_go, [engine])
+    release.start()
+    engine.run()
+    release.join()
+    assert (engine.half.stats().loaded_bytes == 12 * BLOCK_BYTES) == (rule == "kept")
+    again = engine.ask(prompt_of(1, 200), 8)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert again.ended == "finished"
+
+
+def test_several_workers_hold_no_step(toy: MakeEngine):
+    engine = toy(ranks=2)
+    saved_and_gone(engine)
+    hold(engine)
+    again = engine.ask(prompt_of(1, 200), 8)
+    for _ in range(5):
+        engine.step()
+    assert not again.request.num_computed_tokens
+    assert not engine.half._near.under_way
+    let_go(engine)
+    engine.run()
+    assert not wrong_answers(engine)
