@@ -65,6 +65,8 @@ def test_its_step_is_held_until_they_have_landed(
     release.join()
     assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
     assert engine.half.stats().sources[Source.HOST] == 12
+    stalled_s = engine.worker.worker_half.counters()["forebay:stall_seconds"][""]
+    assert (stalled_s > 0.0) == (rule == "kept"), "nothing ran meanwhile, and only a load lacked"
     assert_nothing_left(engine)
 
 

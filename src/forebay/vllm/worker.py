@@ -101,7 +101,7 @@ class WorkerHalf:
         self._copies: Sequence[BlockCopy] = ()
         self._loads_per_s = 0.0
         self._torn: set[int] = set()
-        self._settled_s = 0.0
+        self._settled_s = self._held_s = 0.0
 
     @property
     def step(self) -> int:
@@ -149,12 +149,8 @@ class WorkerHalf:
         """
         if self._idle:
             return
-        until_s = time.monotonic() + _AWAIT_S
-        while self._expected and (left_s := until_s - time.monotonic()) > 0:
-            self._mover.wait_news(left_s)
-            self._take()
-        for late in sorted(self._expected):
-            self._copy_here(late)
+        if self._expected:
+            self._await_loads()
         for each in self._copies:
             for part in self._parts:
                 # On vLLM's stream, between the steps that wrote the one and read the other.
@@ -193,7 +189,11 @@ class WorkerHalf:
 
     def counters(self) -> dict[str, Values]:
         """What only a worker can count, by the names of its metrics."""
-        return {"forebay:settle_seconds": {"": self._settled_s}}
+        return {
+            "forebay:settle_seconds": {"": self._settled_s},
+            # The scheduler counts the other part of it.
+            "forebay:stall_seconds": {"": self._held_s},
+        }
 
     def close(self) -> None:
         """End the mover and give the host memory back."""
@@ -239,6 +239,16 @@ class WorkerHalf:
             blocks_done=0,
             error="its source was written before it ended",
         )
+
+    def _await_loads(self) -> None:
+        began_s = time.monotonic()
+        until_s = began_s + _AWAIT_S
+        while self._expected and (left_s := until_s - time.monotonic()) > 0:
+            self._mover.wait_news(left_s)
+            self._take()
+        for late in sorted(self._expected):
+            self._copy_here(late)
+        self._held_s += time.monotonic() - began_s
 
     def _copy_here(self, load: int) -> None:
         """Copy what a load should have brought, without the mover.
