@@ -3,8 +3,8 @@
     python vllm_worker_dies.py MODEL
 
 Its last line is JSON: how the engine ended, which files of /dev/shm it left (but for those by which
-vLLM's own processes talk, which it leaves without us too), and the tokens of an engine started
-after it in the same process.
+vLLM's own processes talk, which it leaves without us too, and those of other sessions), and the
+tokens of an engine started after it in the same process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
@@ -46,6 +47,24 @@ def serve(llm: LLM, answer: int) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def left_by_us(name: str) -> bool:
+    """Whether this file of /dev/shm is there, and no process of another session has mapped it."""
+    file = Path("/dev/shm") / name
+    if not file.exists():
+        return False
+    # By its number: a semaphore got its name after it was mapped.
+    inode = str(file.stat().st_ino)
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if os.getsid(int(maps.parent.name)) == os.getsid(0):
+                continue
+            if any(inode in line.split()[4:5] for line in maps.read_text().splitlines()):
+                return False
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+    return True
+
+
 def main(model: str) -> dict[str, Any]:
     """Kill a worker, end its engine, start another."""
     executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
@@ -72,7 +91,7 @@ def main(model: str) -> dict[str, Any]:
         ended = type(error).__name__
     core.shutdown()
     there = set(os.listdir("/dev/shm")) - shared
-    left = sorted(name for name in there if not name.startswith(VLLMS_OWN))
+    left = sorted(name for name in there if not name.startswith(VLLMS_OWN) and left_by_us(name))
     return {"ended": ended, "left": left, "before": before, "after": serve(start(model, 1), 4)}
 
 
