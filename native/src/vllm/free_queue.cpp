@@ -72,7 +72,7 @@ FreeQueue::FreeQueue(nb::handle queue, nb::handle blocks)
 
 std::vector<std::int32_t> FreeQueue::first(std::int64_t count) const {
   std::vector<std::int32_t> found;
-  for (nb::object at = next(head_); !at.is(tail_); at = next(at)) {
+  for (nb::handle at = next(head_); !at.is(tail_); at = next(at)) {
     if (static_cast<std::int64_t>(found.size()) >= count) break;
     found.push_back(id_of(at));
   }
@@ -82,11 +82,11 @@ std::vector<std::int32_t> FreeQueue::first(std::int64_t count) const {
 std::int64_t FreeQueue::spare(const SlotBooks& books, std::int64_t count, std::int64_t most,
                               bool wanted_too) {
   std::int64_t passed = 0;
-  nb::object moved, first, last;
-  nb::object at = next(head_);
+  nb::handle moved, first, last;
+  nb::handle at = next(head_);
   // Those that were moved stand behind all that is looked at.
   for (; !at.is(tail_) && !at.is(moved) && passed < count && most > 0; --most) {
-    nb::object behind = next(at);
+    const nb::handle behind = next(at);
     if (books.spared(checked_block(id_of(at), books.slots()), wanted_too)) {
       if (!first.is_valid()) first = at;
       last = at;
@@ -94,11 +94,11 @@ std::int64_t FreeQueue::spare(const SlotBooks& books, std::int64_t count, std::i
       if (first.is_valid()) {
         to_tail(first, last);
         if (!moved.is_valid()) moved = first;
-        first.reset();
+        first = nb::handle();
       }
       ++passed;
     }
-    at = std::move(behind);
+    at = behind;
   }
   // With others behind it, these are for the tail too.
   if (first.is_valid() && !at.is(tail_) && !at.is(moved)) to_tail(first, last);
@@ -108,15 +108,15 @@ std::int64_t FreeQueue::spare(const SlotBooks& books, std::int64_t count, std::i
 std::int64_t FreeQueue::make_way(const SlotBooks& books, std::int64_t count, std::int64_t most) {
   const std::int64_t unwanted = spare(books, count, most, true);
   if (unwanted >= count) return unwanted;
-  nb::object place = head_;
+  nb::handle place = head_;
   for (std::int64_t passed = 0; passed < unwanted; ++passed) place = next(place);
   std::int64_t given = 0;
   books.walk_wanted([&](std::int32_t block) {
     const nb::handle found = PyList_GET_ITEM(blocks_.ptr(), books.slot_of(block));
     // What somebody uses is in no queue.
-    if (before_.get(found).is_none()) return true;
+    if (before_.peek(found).is_none()) return true;
     if (!found.is(next(place))) put(found, found, place);
-    place = nb::borrow(found);
+    place = found;
     return ++given < count - unwanted;
   });
   return unwanted + given;
@@ -144,13 +144,13 @@ nb::object FreeQueue::ids(nb::handle blocks) const {
 }
 
 std::int32_t FreeQueue::id_of(nb::handle block) const {
-  const long id = PyLong_AsLong(id_.get(block).ptr());
+  const long id = PyLong_AsLong(id_.peek(block).ptr());
   if (id == -1 && PyErr_Occurred()) throw nb::python_error();
   return static_cast<std::int32_t>(id);
 }
 
-nb::object FreeQueue::next(nb::handle block) const {
-  nb::object found = behind_.get(block);
+nb::handle FreeQueue::next(nb::handle block) const {
+  const nb::handle found = behind_.peek(block);
   if (found.is_none()) throw ProtocolError("a block of vLLM's free queue has none behind it");
   return found;
 }

@@ -20,6 +20,11 @@ class Attribute {
   Attribute(nanobind::handle owner_class, const char* name);
 
   nanobind::object get(nanobind::handle owner) const;
+  // The same where somebody else holds on to what it is: no reference is taken.
+  nanobind::handle peek(nanobind::handle owner) const {
+    if (offset_ && place(owner)) return place(owner);
+    return get(owner);
+  }
   void set(nanobind::handle owner, nanobind::handle value) const;
 
  private:
@@ -58,7 +63,8 @@ class FreeQueue {
 
  private:
   std::int32_t id_of(nanobind::handle block) const;
-  nanobind::object next(nanobind::handle block) const;
+  // Blocks are held by the pool's list: no reference is taken.
+  nanobind::handle next(nanobind::handle block) const;
   // Puts the blocks from `first` to `last` behind all others.
   void to_tail(nanobind::handle first, nanobind::handle last);
   // Puts the blocks from `first` to `last` behind `place`, which is none of them.

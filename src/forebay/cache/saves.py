@@ -95,13 +95,20 @@ class Saves:
             return
         room = self._room()
         self._look_again |= self._store.counters.allocated > self._allocated
+        # What is DIRTY among the next victims is mostly what was just computed: once that is on its
+        # way they need not be looked up.
+        if sum(len(blocks) for blocks, _ in self._pending) <= room:
+            room = self._write_through(room, now_s)
         if room > 0 and self._look_again:
             ahead = self._ahead(now_s)
-            # Most of the time nothing is, and the next victims need not be looked up.
             any_dirty = self._store.device.counts()[SlotState.DIRTY] > 0
             dirty = self._store.next_to_clean(ahead) if any_dirty else EMPTY_IDS
             self._look_again = len(dirty) > room
             room -= self._save(dirty[:room], now_s, True)
+        self._write_through(room, now_s)
+
+    def _write_through(self, room: int, now_s: float) -> int:
+        """Save what was computed, as far as there is `room`. Returns what is left of it."""
         while room > 0 and self._pending:
             blocks, serials = self._pending.popleft()
             left = blocks[self._store.serials(blocks) == serials]
@@ -111,6 +118,7 @@ class Saves:
                 self._pending.appendleft((rest, self._store.serials(rest)))
                 left = left[:room]
             room -= self._save(left, now_s, False)
+        return room
 
     def ended(self, completion: Completion, now_s: float) -> Flight:
         """A save is over."""

@@ -247,19 +247,24 @@ class Store:
         mean nothing until they are loaded again.
         """
         blocks = self._copies.pop(transfer)
-        self._load_of[blocks] = 0
+        self._load_of.put(blocks, 0)
         arrived, missing = blocks[:done], blocks[done:]
-        self.device.move(arrived, SlotState.CLEAN)
-        torn_blocks = blocks[torn.start : torn.stop]
-        self.device.quarantine(torn_blocks)
-        self.counters.quarantined += len(torn_blocks)
-        self.device.forget(missing[~np.isin(missing, torn_blocks)])
-        self.host.unhold(arrived, on_device=True)
+        if done:
+            self.device.move(arrived, SlotState.CLEAN)
+            self.host.unhold(arrived, on_device=True)
+            self._settle(arrived[self.device.leases(arrived) == 0])
+        if len(missing):
+            self._never_came(missing, blocks[torn.start : torn.stop])
+        return missing
+
+    def _never_came(self, missing: Ids, torn: Ids) -> None:
+        """Of a load that ended blocks are `missing`, the slots of `torn` ones for good."""
+        self.device.quarantine(torn)
+        self.counters.quarantined += len(torn)
+        self.device.forget(missing[~np.isin(missing, torn)])
         self.host.unhold(missing, on_device=False)
         self._note_moved(missing)
-        self._settle(arrived[self.device.leases(arrived) == 0])
         self._bury(missing)
-        return missing
 
     # -- saves ---------------------------------------------------------------------------------
 
@@ -297,11 +302,12 @@ class Store:
         blocks = self._copies.pop(transfer)
         saved, failed = blocks[:done], blocks[done:]
         self.device.move(saved, SlotState.CLEAN)
-        self.device.move(failed, SlotState.DIRTY)
         self.host.saved(saved)
-        self.host.quarantine(blocks[done:touched])
-        self.counters.quarantined += max(0, touched - done)
-        self.host.forget(blocks[max(done, touched) :])
+        if len(failed):
+            self.device.move(failed, SlotState.DIRTY)
+            self.host.quarantine(blocks[done:touched])
+            self.counters.quarantined += max(0, touched - done)
+            self.host.forget(blocks[max(done, touched) :])
         self._bury(blocks)
 
     def next_to_clean(self, count: int) -> Ids:
@@ -382,19 +388,13 @@ class Store:
         """Free the slots and ids of those `blocks` that are unpublished, unleased and not
         copied.
         """
-        host_slots = self.host.slot_of(blocks)
-        saving = self.host.tier.state(host_slots) == SlotState.SAVING
-        held = (
-            self._published[blocks]
-            | (self.device.leases(blocks) > 0)
-            | self.device.busy(blocks)
-            | self.host.held(blocks)
-            | saving
-            | (self._serial[blocks] == 0)
-        )
-        gone = blocks[~held]
-        if not len(gone):
+        blocks = blocks[~self._published.take(blocks)]
+        if not len(blocks):
             return
+        saving = self.host.tier.state(self.host.slot_of(blocks)) == SlotState.SAVING
+        held = (self.device.leases(blocks) > 0) | self.device.busy(blocks)
+        held |= self.host.held(blocks) | saving | (self._serial[blocks] == 0)
+        gone = blocks[~held]
         self.device.forget(gone[self.device.slot_of(gone) >= 0])
         self.host.forget(gone[self.host.slot_of(gone) >= 0])
         self._give_ids(gone)

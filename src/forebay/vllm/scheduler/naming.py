@@ -74,15 +74,22 @@ class Naming:
         return self._store.match(namespace, keys, record.session).ids
 
     def _turn_up(self, record: Record, found: Ids) -> None:
-        """Of blocks that only host memory had, `record` computed some again."""
-        places = np.arange(min(record.named, len(found)), len(found))
-        places = places[~self._store.resident(found[places])]
-        if len(places):
-            table, hashes = np.array(record.table, np.int32), record.request.block_hashes
-            computed: list[int] = places.tolist()
-            self._device.offer(table[places], [hashes[place] for place in computed])
-            self._store.turned_up(found[places])
-            self._store.wrote(found[places], self._store.newest_step)
+        """Of blocks that only host memory had, `record` computed some again; of others that are on
+        the device it may have computed a second copy.
+        """
+        first = min(record.named, len(found))
+        found = found[first:]
+        if not len(found):
+            return
+        table = np.array(record.table[first : first + len(found)], np.int32)
+        slots = self._device.slot_of(found)
+        self._device.note_twins(found[(slots >= 0) & (slots != table)])
+        again = np.flatnonzero(slots < 0)
+        if len(again):
+            hashes = record.request.block_hashes
+            self._device.offer(table[again], [hashes[first + place] for place in again.tolist()])
+            self._store.turned_up(found[again])
+            self._store.wrote(found[again], self._store.newest_step)
 
     def _add(self, namespace: bytes, record: Record, keys: bytes, found: Ids, whole: int) -> None:
         """Blocks `len(found)` up to `whole` of its table are new."""

@@ -58,6 +58,7 @@ class VllmDevicePool:
         self._books = SlotBooks(max_blocks, pool.num_gpu_blocks)
         self._stamp: Steps = np.zeros(max_blocks, np.int64)
         self._content: dict[int, bytes] = {}
+        self._twins: NDArray[np.bool_] = np.zeros(max_blocks, np.bool_)
         self._offered: tuple[Ids, Sequence[bytes]] = (EMPTY_IDS, ())
         # Whose prompt a load is for, and the loads that vLLM finds already, by their first block.
         self._loaded_for: dict[int, VllmRequest] = {}
@@ -73,6 +74,10 @@ class VllmDevicePool:
     def offer(self, slots: Ids, contents: Sequence[bytes]) -> None:
         """The next `allocate` but one for a load is for these slots, which vLLM filled."""
         self._offered = (slots, contents)
+
+    def note_twins(self, blocks: Ids) -> None:
+        """vLLM has the content of `blocks` in other slots too, or had it."""
+        self._twins.put(blocks, True)
 
     def disown_loads(self) -> None:
         """What is being loaded is not to be found by anybody."""
@@ -341,13 +346,15 @@ class VllmDevicePool:
 
     def _vacate(self, blocks: Ids) -> Ids:
         """`blocks` are not where they were. Returns those that are nowhere."""
-        twins = cached_blocks(self._pool, map(self._content.__getitem__, blocks.tolist()))
-        if twins.count(None) == len(twins):
+        twins = self._twins.take(blocks)
+        if not np.count_nonzero(twins):
             self._books.leave(blocks)
             return blocks
+        places: list[int] = np.flatnonzero(twins).tolist()
+        contents = (self._content[int(blocks[place])] for place in places)
         elsewhere = [
             place
-            for place, twin in enumerate(twins)
+            for place, twin in zip(places, cached_blocks(self._pool, contents), strict=True)
             if twin is not None and self._books.relocate(int(blocks[place]), twin.block_id)
         ]
         found = blocks[elsewhere]
@@ -355,6 +362,7 @@ class VllmDevicePool:
         self._stamp[found] = np.maximum(self._stamp[found], self.load_stamp + 1)
         lost = np.delete(blocks, elsewhere) if elsewhere else blocks
         self._books.leave(lost)
+        self._twins.put(lost, False)
         return lost
 
 
