@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,8 +63,33 @@ def test_views_into_one_allocation_that_go_by_layer():
     """One tensor of [blocks, layers, ...], of which each layer has a view."""
     whole = torch.zeros((BLOCKS, LAYERS, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)
     caches = {f"layer {each}": whole[:, each] for each in range(LAYERS)}
-    pool = device_pool(SHAPE, parts_of(SHAPE, caches))
-    assert pool.fragments == tuple((each * PAGE, LAYERS * PAGE, PAGE) for each in range(LAYERS))
+    (part,) = parts_of(SHAPE, caches)
+    assert part.data_ptr() == whole.data_ptr()
+    assert device_pool(SHAPE, [part]).fragments == ((0, LAYERS * PAGE, LAYERS * PAGE),)
+    whole[1] = 1
+    part[2].copy_(part[1])
+    assert [bool((block == 1).all()) for block in whole] == [False, True, True, *[False] * 3]
+
+
+@pytest.mark.parametrize(
+    "layers_of",
+    [
+        pytest.param(lambda whole: [whole[:, 1], whole[:, 0], whole[:, 2]], id="in another order"),
+        pytest.param(lambda whole: [whole[:, 0], whole[:, 1], whole[:, 3]], id="with a gap"),
+        pytest.param(lambda whole: [whole[:, each] for each in (0, 1, 2)], id="with a gap behind"),
+        pytest.param(
+            lambda whole: [whole[:, 0], whole[:, 1], whole[:, 2].clone()], id="one elsewhere"
+        ),
+    ],
+)
+def test_views_that_do_not_make_whole_blocks_stay_apart(
+    layers_of: Callable[[torch.Tensor], list[torch.Tensor]],
+):
+    whole = torch.zeros((BLOCKS, LAYERS + 1, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)
+    views = layers_of(whole)
+    caches = {f"layer {place}": view for place, view in enumerate(views)}
+    parts = parts_of(SHAPE, caches)
+    assert [part.data_ptr() for part in parts] == [view.data_ptr() for view in views]
 
 
 def test_a_layer_that_shares_the_cache_of_another_counts_once():
@@ -174,7 +200,7 @@ def test_blocks_are_laid_side_by_side_before_they_are_allocated(backend: type[Ba
     assert lay_side_by_side(engine(backend=backend), config)
     assert {each.size for each in config.kv_cache_tensors} == {BLOCKS * LAYERS * PAGE}
     pool = device_pool(SHAPE, parts_of(SHAPE, allocated(config)))
-    assert pool.fragments == tuple((each * PAGE, LAYERS * PAGE, PAGE) for each in range(LAYERS))
+    assert pool.fragments == ((0, LAYERS * PAGE, LAYERS * PAGE),)
 
 
 @pytest.mark.parametrize(

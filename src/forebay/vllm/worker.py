@@ -305,7 +305,7 @@ def device_of(caches: Mapping[str, Any]) -> Any:
 
 def parts_of(shape: KVShape, caches: Mapping[str, Any]) -> list[Any]:
     """Tensors [blocks, ...] in which each block's bytes are in one piece: those of all layers, or
-    one of them all; one that layers share counts once.
+    one of them all, also where each layer has a view of it; one that layers share counts once.
 
     In a tensor blocks are the outermost axis in memory, or K and V are, and blocks the next. An
     attention kernel may see each block as several of its own.
@@ -316,7 +316,8 @@ def parts_of(shape: KVShape, caches: Mapping[str, Any]) -> list[Any]:
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             parts += _parts(name, tensor, shape.blocks)
-    return parts
+    whole = _whole_blocks(parts)
+    return parts if whole is None else [whole]
 
 
 def warn_of_tensors(parts: Sequence[Any]) -> None:
@@ -353,6 +354,28 @@ def _parts(name: str, tensor: Any, blocks: int) -> list[Any]:
         f"{tuple(tensor.stride())}, in which {blocks} blocks are not the outermost axis: this "
         "layout is not supported"
     )
+
+
+def _whole_blocks(parts: Sequence[Any]) -> Any | None:
+    """One tensor [blocks, elements] for `parts`, in whose memory each block is all of theirs, one
+    behind the other; None where they lie otherwise.
+    """
+    first = parts[0]
+    size = int(first.element_size())
+    end = first.data_ptr()
+    for part in parts:
+        beside = (
+            part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and (part.dtype, part.stride(0)) == (first.dtype, first.stride(0))
+            and part.data_ptr() == end
+            and part[0].is_contiguous()
+        )
+        if not beside:
+            return None
+        end += part[0].numel() * size
+    if end - first.data_ptr() != first.stride(0) * size:
+        return None
+    return first.as_strided((first.shape[0], first.stride(0)), (first.stride(0), 1))
 
 
 def _blocks_first(laid_out: Any, blocks: int) -> Any:
