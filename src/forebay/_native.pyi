@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -362,3 +363,6 @@ class FreeQueue:
 
     def ids(self, blocks: object) -> _Ids:
         """The ids of a list of blocks."""
+
+    def with_ids(self, ids: _Ids) -> list[Any]:
+        """The blocks of these ids, free or not. Raises `ProtocolError` for an id of none."""

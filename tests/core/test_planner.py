@@ -35,7 +35,7 @@ def rates() -> Rates:
 
 
 def wanted(request: int = 1, **changes: float) -> Wanted:
-    return replace(Wanted(request, 1e6, covered=0, here=0, kept=0, to_load=0), **changes)
+    return Wanted(request, 1e6, covered=0, here=0, kept=0, to_load=0)._replace(**changes)
 
 
 def plan(*queue: Wanted, **changes: int):
@@ -117,7 +117,7 @@ QUEUES = st.lists(
 
 @given(QUEUES, st.integers(0, 90), st.integers(0, 90), st.integers(1, 90), st.integers(1, 90))
 def test_no_plan_exceeds_what_there_is(queue, ordinary, protected, lease_room, copy_room):
-    queue = [replace(item, request=place) for place, item in enumerate(queue)]
+    queue = [item._replace(request=place) for place, item in enumerate(queue)]
     made = plan(
         *queue,
         obtainable=ordinary,

@@ -328,6 +328,9 @@ def test_what_is_not_as_vllm_has_it_is_refused():
     queue = Queue(Slotted, 2)
     free = FreeQueue(queue, queue.blocks)
     assert free.ids(queue.blocks[::-1]).tolist() == [1, 0]
+    assert free.with_ids(ids([1, 0])) == queue.blocks[::-1]
+    with pytest.raises(ProtocolError, match="2"):
+        free.with_ids(ids([0, 2]))
     queue.blocks[1].next_free_block = None
     with pytest.raises(ProtocolError, match="none behind it"):
         free.first(3)

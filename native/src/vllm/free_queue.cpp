@@ -13,7 +13,7 @@ namespace {
 // A guard makes way for a part more than it is asked for, to last for some steps, and looks at so
 // many times as many blocks.
 constexpr std::int64_t kSparePart = 4;
-constexpr std::int64_t kLooked = 4;
+constexpr std::int64_t kLooked = 2;
 
 nb::handle class_of(nb::handle blocks) {
   if (!PyList_Check(blocks.ptr()) || PyList_GET_SIZE(blocks.ptr()) == 0) {
@@ -141,6 +141,13 @@ nb::object FreeQueue::ids(nb::handle blocks) const {
     result.data()[at] = id_of(PyList_GET_ITEM(blocks.ptr(), at));
   }
   return result.array();
+}
+
+nb::list FreeQueue::with_ids(BlockIds ids) const {
+  check_blocks(ids, static_cast<std::int32_t>(PyList_GET_SIZE(blocks_.ptr())));
+  nb::list found;
+  for (const std::int32_t id : ids) found.append(nb::handle(PyList_GET_ITEM(blocks_.ptr(), id)));
+  return found;
 }
 
 std::int32_t FreeQueue::id_of(nb::handle block) const {

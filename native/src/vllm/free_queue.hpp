@@ -61,6 +61,9 @@ class FreeQueue {
   // The ids of a list of blocks.
   nanobind::object ids(nanobind::handle blocks) const;
 
+  // The list of the blocks of these ids, any of which may be in use.
+  nanobind::list with_ids(BlockIds ids) const;
+
  private:
   std::int32_t id_of(nanobind::handle block) const;
   // Blocks are held by the pool's list: no reference is taken.

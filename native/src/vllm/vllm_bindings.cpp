@@ -144,7 +144,10 @@ void bind_vllm(nb::module_& module) {
            nb::arg("wanted_too"))
       .def("make_way", &FreeQueue::make_way, nb::arg("books"), nb::arg("count"), nb::arg("most"))
       .def("guard", &FreeQueue::guard, nb::arg("books"), nb::arg("count"))
-      .def("ids", &FreeQueue::ids);
+      .def("ids", &FreeQueue::ids)
+      .def("with_ids", [](const FreeQueue& self, nb::handle ids) {
+        return self.with_ids(IdsArgument(ids, "ids").values());
+      });
 }
 
 }  // namespace forebay

@@ -92,45 +92,34 @@ class LookAhead:
         """The head of the queue, and hints, as the planner sees them, in order of expected start;
         empty when there is nothing to bring.
         """
-        waiting: list[Waiting] = []
-        hinted: list[tuple[Waiting, Hint]] = []
+        # Each with what is worth loading for it.
+        waiting: list[tuple[Waiting, int]] = []
+        hinted: list[tuple[Waiting, int, Hint]] = []
         lacking = False
         for entry in self._line.head(self._settings.look_ahead_requests):
             if entry.turn_s is None:
                 self._line.refresh(entry)
-                lacking = lacking or entry.here > 0 or self._loads.worth(entry, now_s) > 0
+                worth = self._loads.worth(entry, now_s)
+                lacking = lacking or entry.here > 0 or worth > 0
                 if entry.request.hint is None:
-                    waiting.append(entry)
+                    waiting.append((entry, worth))
                 else:
-                    hinted.append((entry, entry.request.hint))
+                    hinted.append((entry, worth, entry.request.hint))
         if not lacking:
             return []
         tokens = self._settings.block_tokens
-        queue = [entry.request.tokens - len(entry.blocks) * tokens for entry in waiting]
+        queue = [entry.request.tokens - len(entry.blocks) * tokens for entry, _ in waiting]
         starts = expected_starts(now_s, list(running), queue, free_run_slots, self._rates)
         wanted = [
-            self._as_wanted(entry, start_s, now_s)
-            for entry, start_s in zip(waiting, starts, strict=True)
+            _as_wanted(entry, start_s, worth)
+            for (entry, worth), start_s in zip(waiting, starts, strict=True)
         ]
         hints = [
-            self._as_wanted(entry, max(now_s, hint.eta_s), now_s, hint.expires_s)
-            for entry, hint in hinted
+            _as_wanted(entry, max(now_s, hint.eta_s), worth, hint.expires_s)
+            for entry, worth, hint in hinted
         ]
         hints.sort(key=_eta)
         return list(heapq.merge(wanted, hints, key=_eta)) if hints else wanted
-
-    def _as_wanted(
-        self, entry: Waiting, eta_s: float, now_s: float, expires_s: float = float("inf")
-    ) -> Wanted:
-        return Wanted(
-            entry.request.id,
-            eta_s,
-            entry.covered,
-            entry.here,
-            entry.kept,
-            self._loads.worth(entry, now_s),
-            expires_s,
-        )
 
     def _rooms(self) -> tuple[int, int]:
         """Blocks that may still be leased ahead, and that may still be copied ahead."""
@@ -150,6 +139,11 @@ class LookAhead:
             if item.covered:
                 self._loads.give_back(self._line[item.request])
                 return
+
+
+def _as_wanted(entry: Waiting, eta_s: float, worth: int, expires_s: float = float("inf")) -> Wanted:
+    covered, here, kept = entry.covered, entry.here, entry.kept
+    return Wanted(entry.request.id, eta_s, covered, here, kept, worth, expires_s)
 
 
 def _eta(wanted: Wanted) -> float:

@@ -356,9 +356,10 @@ class Loads:
 
     def _landed(self, entry: Waiting, transfer: int, missing: Ids) -> None:
         entry.waits.discard(transfer)
-        lacking = np.isin(entry.blocks[: entry.covered], missing)
-        if lacking.any():
-            self._line.uncover(entry, int(np.argmax(lacking)))
+        if len(missing):
+            lacking = np.isin(entry.blocks[: entry.covered], missing)
+            if lacking.any():
+                self._line.uncover(entry, int(np.argmax(lacking)))
         if entry.limit is not None:
             entry.limit = min(entry.limit, entry.covered)
         self._line.count(entry)

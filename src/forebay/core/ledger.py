@@ -127,10 +127,10 @@ class PrefetchLedger:
     def _close(self, blocks: Ids) -> list[tuple[int, int]]:
         """Those of `blocks` that are open are not. Returns whose they were, and how many."""
         transfers = self._open.take(blocks)
-        found = transfers[transfers > 0]
-        if not len(found):
+        if not np.count_nonzero(transfers):
             return []
-        self._open[blocks] = 0
+        found = transfers[transfers > 0]
+        self._open.put(blocks, 0)
         # A path has few transfers, one behind the other.
         ends = [*(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
         starts = [0, *ends[:-1]]

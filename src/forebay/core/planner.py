@@ -18,14 +18,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from forebay.core.rates import Rates
 
 _NEVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A waiting request, or a hint of one, as the planner sees it. Counts are blocks.
 
     Of the blocks it matched, the first `covered` are under its prefetch lease. Behind them lie
@@ -78,8 +78,7 @@ class Plan:
     expired: list[int] = field(default_factory=list[int])
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """A running request: prompt tokens still to compute, and tokens it may still generate."""
 
     prefill_tokens: int

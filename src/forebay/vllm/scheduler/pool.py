@@ -322,7 +322,7 @@ class VllmDevicePool:
         """The runs of `blocks` that follow one another in the prompt of these `hashes`: the place
         of the first there, and where the run begins and ends in `blocks`.
         """
-        contents = [self._content[block] for block in blocks.tolist()]
+        contents = list(map(self._content.__getitem__, blocks.tolist()))
         runs: list[tuple[int, int, int]] = []
         first = place = 0
         while first < len(contents):
@@ -341,8 +341,7 @@ class VllmDevicePool:
             self._found_ahead.discard(block)
 
     def _vllm_blocks(self, blocks: Ids) -> list[Block]:
-        slots: list[int] = self._books.slot_of(blocks).tolist()
-        return [self._pool.blocks[slot] for slot in slots]
+        return self._queue.with_ids(self._books.slot_of(blocks))
 
     def _vacate(self, blocks: Ids) -> Ids:
         """`blocks` are not where they were. Returns those that are nowhere."""

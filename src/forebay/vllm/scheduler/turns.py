@@ -98,6 +98,8 @@ class Turns:
 
     def take(self, free_run_slots: int, now_s: float) -> None:
         """The step is complete: start what the next of those lack that were put off in it."""
+        if not self._asked and not self._turning:
+            return
         asked, self._asked = self._asked, {}
         entries = sorted(map(self._line.__getitem__, asked), key=lambda entry: entry.order)
         entries = entries[: max(1, free_run_slots)]
