@@ -29,10 +29,14 @@ def test_sizes_are_text_or_bytes():
     [
         ({}, "needs host_bytes"),
         ({"host_bytes": "1GiB", "cpu_bytes_to_use": 5}, "cpu_bytes_to_use, which"),
-        ({"host_bytes": "much"}, "is no size"),
+        ({"host_bytes": "64G"}, "host_bytes: '64G' is no size"),
         ({"host_bytes": 0}, "host_bytes is 0"),
         ({"host_bytes": 1, "mode": "b1"}, "stalls steps"),
         ({"host_bytes": 1, "mode": "b5"}, "not available"),
+        (
+            {"host_bytes": 1, "mode": "b7"},
+            "must be one of b0 (recompute), b3 (asynchronous), b4 (look_ahead)",
+        ),
         ({"host_bytes": 1, "prefetch_share": 1.5}, "prefetch_share is 1.5"),
     ],
 )

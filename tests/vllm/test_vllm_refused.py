@@ -27,6 +27,7 @@ from vllm_programs import connector, engine_options
 from vllm_toy import BLOCK_TOKENS, ToyEngine
 
 from forebay.errors import SettingsError
+from forebay.vllm.connector import ForebayConnector
 from forebay.vllm.refusals import _PLAIN_KV, check_cache, check_start
 
 ATTENTION = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
@@ -40,6 +41,12 @@ def config_of(model: Path, **more: Any) -> Any:
 def cache_of(*specs: Any) -> KVCacheConfig:
     groups = [KVCacheGroupSpec([f"layer {place}"], spec) for place, spec in enumerate(specs)]
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def test_a_wrong_option_is_told_before_the_model_is_loaded_where_graphs_are_used():
+    assert not ForebayConnector.requires_piecewise_for_cudagraph({"host_bytes": "1GiB"})
+    with pytest.raises(SettingsError, match="cpu_bytes, which Forebay does not know"):
+        ForebayConnector.requires_piecewise_for_cudagraph({"cpu_bytes": "1GiB"})
 
 
 @pytest.mark.parametrize(

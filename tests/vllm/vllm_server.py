@@ -47,6 +47,7 @@ def environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_SERVER_DEV_MODE": "1",
     }
 

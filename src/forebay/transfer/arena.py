@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import ProtocolError, SettingsError
+from forebay.machine.sizes import show_size
 
 
 class Arena(ABC):
@@ -97,7 +98,8 @@ class HostArena(Arena):
         except OSError as error:
             self._drop_fd()
             raise SettingsError(
-                f"{size_bytes} bytes of host memory cannot be had ({error}): use a smaller pool"
+                f"{show_size(size_bytes)} of host memory cannot be had ({error}): use a smaller "
+                "host pool"
             ) from error
         if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
             self._advise_huge()

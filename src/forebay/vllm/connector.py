@@ -42,6 +42,7 @@ from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.scheduler.half import SchedulerHalf
 from forebay.vllm.seen.kv_events import as_vllm_events
+from forebay.vllm.seen.log import join_log, tell_sizes
 from forebay.vllm.seen.measures import Growth, Stopwatch
 from forebay.vllm.seen.metrics import ForebayPromMetrics, ForebayStats
 from forebay.vllm.worker import WorkerHalf, device_of
@@ -81,15 +82,16 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         # vLLM keeps what it started with from being collected (gc.freeze), to the end.
         leak_warnings(on=False)
+        join_log()
         check_start(vllm_config, __version__)
         check_cache(kv_cache_config)
         self._config = vllm_config
         parallel = vllm_config.parallel_config
-        self._rank, ranks = int(parallel.rank), int(parallel.world_size)
+        self._rank, self._ranks = int(parallel.rank), int(parallel.world_size)
         self._options = Options.parse(
             vllm_config.kv_transfer_config.kv_connector_extra_config
-        ).for_one_of(ranks)
-        self._agreement = Agreement(ranks)
+        ).for_one_of(self._ranks)
+        self._agreement = Agreement(self._ranks)
         self._shape = read_shape(kv_cache_config)
         if role is KVConnectorRole.WORKER:
             lay_side_by_side(vllm_config, kv_cache_config)
@@ -101,6 +103,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._watch = Stopwatch()
         self._growth = Growth()
         self._stats_due_s = 0.0
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """No. Where CUDA graphs are used vLLM asks this before it loads the model, so that an
+        option that is wrong ends the start there. Raises SettingsError.
+        """
+        Options.parse(extra_config)
+        return False
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
@@ -139,12 +149,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 f"{shape.block_tokens}): this version is not supported"
             )
         limits = config.scheduler_config
+        settings = self._options.settings(
+            block_tokens=shape.block_tokens,
+            block_bytes=shape.block_bytes,
+            device_slots=gpu_block_pool.num_gpu_blocks - 1,
+        )
+        tell_sizes(settings, self._ranks)
         self._scheduler = self._pair.scheduler = SchedulerHalf(
-            self._options.settings(
-                block_tokens=shape.block_tokens,
-                block_bytes=shape.block_bytes,
-                device_slots=gpu_block_pool.num_gpu_blocks - 1,
-            ),
+            settings,
             gpu_block_pool,
             key_bytes=HASH_BYTES[config.cache_config.prefix_caching_hash_algo],
             most_running=limits.max_num_seqs,

@@ -11,7 +11,8 @@ import os
 import stat
 from pathlib import Path
 
-from forebay.core.modes import Mode, chosen_mode, policy_of
+from forebay.bounds import chosen
+from forebay.core.modes import Mode, policy_of
 from forebay.errors import SettingsError
 
 _logger = logging.getLogger("forebay.vllm")
@@ -19,13 +20,15 @@ _logger = logging.getLogger("forebay.vllm")
 _LOOK_S = 0.1
 """A look costs a system call, and steps may take less than a millisecond."""
 _MOST_BYTES = 64
+USABLE_MODES = (Mode.RECOMPUTE, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD)
+"""Those that vLLM's steps can follow."""
 
 _Stamp = tuple[int, int, int]
 
 
 def usable_mode(value: object) -> Mode:
     """The mode that `value` names. Raises SettingsError for one that vLLM's steps cannot follow."""
-    mode = chosen_mode(value)
+    mode = chosen(Mode, "mode", value, USABLE_MODES)
     if policy_of(mode).stalls_step:
         raise SettingsError(
             f"mode {mode.value} stalls steps, and steps are vLLM's: use b0, b3 or b4"
@@ -62,7 +65,9 @@ class ModeFile:
         except (OSError, SettingsError) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                _logger.error("mode %s stays: %s: %s", self._mode.value, self._path, error)
+                _logger.error(
+                    "Forebay stays in mode %s: %s: %s", self._mode.value, self._path, error
+                )
         return self._mode
 
     def _read(self, path: Path) -> Mode:
@@ -70,7 +75,7 @@ class ModeFile:
             found = path.stat()
         except FileNotFoundError:
             if self._stamp is not None:
-                _logger.warning("mode %s again: %s is gone", self._normal.value, path)
+                _logger.warning("Forebay is in mode %s again: %s is gone", self._normal.value, path)
             self._stamp = None
             return self._normal
         # By the time of the last change of any kind: permissions count, too.
@@ -87,5 +92,5 @@ class ModeFile:
         finally:
             os.close(opened)
         mode = usable_mode(text)
-        _logger.warning("mode %s from now on: %s says so", mode.value, path)
+        _logger.warning("Forebay is in mode %s from now on: %s says so", mode.value, path)
         return mode

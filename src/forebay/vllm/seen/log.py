@@ -1,0 +1,39 @@
+"""What Forebay says in vLLM's log: in its form and at its level, and once how large all is."""
+
+from __future__ import annotations
+
+import logging
+
+from forebay.config import CacheSettings
+from forebay.machine.sizes import show_size
+from forebay.release import installed_version
+
+_logger = logging.getLogger("forebay.vllm")
+
+
+def join_log() -> None:
+    """Give what Forebay logs to vLLM's handlers, which by themselves take only what vLLM logs.
+
+    A process that has set up logging of its own is left as it is. Idempotent.
+    """
+    ours, theirs = logging.getLogger("forebay"), logging.getLogger("vllm")
+    if ours.hasHandlers() or not theirs.handlers:
+        return
+    for handler in theirs.handlers:
+        ours.addHandler(handler)
+    ours.setLevel(theirs.level)
+    ours.propagate = False
+
+
+def tell_sizes(settings: CacheSettings, workers: int) -> None:
+    """Log the cache's sizes; of a block each of `workers` has `block_bytes`."""
+    host_bytes = settings.host_slots * settings.block_bytes * workers
+    _logger.info(
+        "Forebay %s in mode %s: host memory for %s tokens (%s), vLLM's own for %s; blocks of %d",
+        installed_version(),
+        settings.mode.value,
+        f"{settings.host_slots * settings.block_tokens:,}",
+        show_size(host_bytes),
+        f"{settings.device_slots * settings.block_tokens:,}",
+        settings.block_tokens,
+    )

@@ -1,0 +1,58 @@
+"""What the connector says in vLLM's log. Needs no vLLM."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.vllm.options import Options
+from forebay.vllm.seen.log import join_log, tell_sizes
+
+
+@pytest.fixture
+def theirs() -> Iterator[io.StringIO]:
+    """What vLLM's logger writes, which is set up as vLLM does; afterwards all is as before."""
+    ours, vllm = logging.getLogger("forebay"), logging.getLogger("vllm")
+    before = [(each, each.handlers[:], each.level, each.propagate) for each in (ours, vllm)]
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("VLLM %(levelname)s %(message)s"))
+    vllm.handlers, vllm.propagate = [handler], False
+    vllm.setLevel(logging.INFO)
+    ours.handlers = []
+    yield written
+    for each, handlers, level, propagate in before:
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
+
+
+def said(workers: int) -> None:
+    options = Options.parse({"host_bytes": "4GiB"}).for_one_of(workers)
+    tell_sizes(
+        options.settings(block_tokens=16, block_bytes=(2 << 20) // workers, device_slots=100),
+        workers,
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_sizes_are_said_once_in_vllms_form(theirs: io.StringIO, workers: int):
+    logging.getLogger("forebay").propagate = False
+    join_log()
+    join_log()
+    said(workers)
+    (line,) = theirs.getvalue().splitlines()
+    assert line.startswith("VLLM INFO Forebay ")
+    assert "in mode b4: host memory for 32,768 tokens (4 GiB), vLLM's own for 1,600;" in line
+
+
+def test_logging_that_its_user_has_set_up_is_left_alone(
+    theirs: io.StringIO, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.INFO, "forebay"):
+        join_log()
+        said(1)
+    assert "in mode b4" in caplog.text
+    assert not theirs.getvalue()
