@@ -91,6 +91,25 @@ def test_prompts_that_are_found_whole_have_their_last_block_copied(
 
 
 @pytest.mark.timeout(600)
+def test_a_step_is_held_until_what_it_reads_has_landed(tiny_llama: Path, tmp_path: Path):
+    """An idle engine schedules a request before its loads have ended."""
+    dice = random.Random(4)
+    wanted = [asked("4-0", [dice.randrange(3, 320) for _ in range(32 * 9)], 20)]
+    rounds = [
+        {"requests": wanted},
+        {"requests": renamed(wanted, "b"), "reset": True},
+        {"requests": renamed(wanted, "c"), "reset": True, "hold": True},
+        {"requests": renamed(wanted, "d"), "reset": True, "hold": True, "launch_at_once": True},
+    ]
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, **ONE_BY_ONE))
+    right, found, held, broken = (list(each.values()) for each in ours["rounds"])
+    assert right == found == held
+    assert broken != right, "a step that ran before its loads had landed was not noticed"
+    assert ours["sources"]["host"] == 3 * 9
+    assert ours["free"] == ours["blocks"] - 1
+
+
+@pytest.mark.timeout(600)
 def test_queued_requests_find_their_kv_on_the_device(tiny_llama: Path, tmp_path: Path):
     wanted = requests(2, aborts=False)
     # While it is answered the others queue, and vLLM does not look at them.

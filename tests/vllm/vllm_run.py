@@ -5,8 +5,9 @@
 The plan has the engine's arguments, and rounds: each a list of requests with a name, a prompt, the
 tokens to answer, and after how many steps to abort it (or null). Before a round the engine may be
 told to reset its prefix cache ("reset"), what lies in host memory to change places ("swap"), and
-loads to bring nothing ("bring_nothing") and last blocks not to be copied ("copy_nothing") from then
-on. With "apart" the engine runs in a process of
+loads to stand still for half a second ("hold"). From then on loads may bring nothing
+("bring_nothing"), last blocks may not be copied ("copy_nothing"), and steps may not be held until
+what they read has landed ("launch_at_once"). With "apart" the engine runs in a process of
 its own, as it does for everybody. Workers of a tensor parallel engine do so in any case.
 """
 
@@ -18,6 +19,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ from forebay.transfer.messages import Completion, Direction, Outcome, Transfer
 from forebay.vllm.worker import WorkerHalf
 
 _MOST_STEPS = 20_000
+_LANES = (0, 1)
 
 
 def greedy(count: int) -> SamplingParams:
@@ -111,6 +114,24 @@ def copy_nothing(worker: Any) -> None:
     WorkerHalf.begin = lambda self, orders: begin(self, dataclasses.replace(orders, copies=()))
 
 
+def launch_at_once(worker: Any) -> None:
+    """And another: no step is held until loads have landed that vLLM finds already."""
+    WorkerHalf.expect = lambda self, loads: True
+
+
+def hold_loads(worker: Any) -> None:
+    """No load goes on in a worker for half a second."""
+    transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
+    core = transfer.get_kv_transfer_group().worker_half._mover.core
+    for lane in _LANES:
+        core.hold_lane(Direction.LOAD, lane)
+    let_go = threading.Timer(
+        0.5, lambda: [core.release_lane(Direction.LOAD, lane) for lane in _LANES]
+    )
+    let_go.daemon = True
+    let_go.start()
+
+
 def swap_blocks(worker: Any) -> None:
     """The other mutant, in a worker: every block in host memory lies where another one was."""
     transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
@@ -158,6 +179,10 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             llm.collective_rpc(bring_nothing)
         if each.get("copy_nothing"):
             llm.collective_rpc(copy_nothing)
+        if each.get("launch_at_once"):
+            llm.collective_rpc(launch_at_once)
+        if each.get("hold"):
+            llm.collective_rpc(hold_loads)
         rounds.append(serve(llm.llm_engine, each["requests"]))
         while core.scheduler.has_requests():
             core.step_fn()
