@@ -101,8 +101,11 @@ def test_what_a_copy_does_not_bring_is_copied_without_it(
     monkeypatch.setattr(worker, "_AWAIT_S", 0.1)
     engine = toy(window_bytes=BLOCK_BYTES)
     saved_and_gone(engine)
+    drained: list[bool] = []
     if fault == "fails":
         engine.mover.fail_window(Direction.LOAD, 5)
+        half = engine.worker.worker_half
+        half._drain = lambda: drained.append(bool(half._expected))
     else:
         hold(engine)
     again = engine.ask(prompt_of(1, 200), 8)
@@ -110,6 +113,7 @@ def test_what_a_copy_does_not_bring_is_copied_without_it(
     let_go(engine)
     engine.run()
     assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
+    assert drained == [True] * (fault == "fails"), "before it is copied, if its copies may go on"
     other = engine.ask(prompt_of(1, 200), 8)
     engine.run()
     assert other.given == answers(other.prompt, 8) or rule == "broken"

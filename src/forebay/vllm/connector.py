@@ -293,8 +293,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """vLLM's KV tensors, by layer; new ones replace those before."""
         self.shutdown()
         device = device_of(kv_caches)
-        stream = _current_stream(device) if device.type == "cuda" else lambda: 0
-        self._worker = self._pair.worker = WorkerHalf(self._shape, self._options, kv_caches, stream)
+        on_gpu = device.type == "cuda"
+        self._worker = self._pair.worker = WorkerHalf(
+            self._shape,
+            self._options,
+            kv_caches,
+            _current_stream(device) if on_gpu else lambda: 0,
+            (lambda: torch.cuda.synchronize(device)) if on_gpu else lambda: None,
+        )
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, cross_layers_attn_backend: Any) -> None:
         """The same, where vLLM laid all layers of a block side by side (0.26)."""

@@ -50,7 +50,8 @@ _logger = logging.getLogger("forebay.vllm")
 class WorkerHalf:
     """Moves between vLLM's `caches`, by layer or in one piece, and host memory of its own.
 
-    `stream` is the stream that vLLM launches steps on, as a driver's handle, where it has a GPU.
+    `stream` is the stream that vLLM launches steps on, as a driver's handle, where it has a GPU;
+    `drain` waits until whatever was handed to that GPU is over.
     Raises SettingsError for tensors in which a block's bytes cannot be told, and for host memory
     that cannot be had.
     """
@@ -61,6 +62,7 @@ class WorkerHalf:
         options: Options,
         caches: Mapping[str, Any],
         stream: Callable[[], int] = lambda: 0,
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
         device = device_of(caches)
         if device.type == "cuda" and options.copy_bytes_per_s:
@@ -69,7 +71,7 @@ class WorkerHalf:
             )
         index = (device.index or 0) if device.type == "cuda" else None
         slots = options.host_slots(shape.block_bytes)
-        self._stream = stream
+        self._stream, self._drain = stream, drain
         self._parts = parts_of(shape, caches)
         if device.type == "cuda":
             warn_of_tensors(self._parts)
@@ -220,6 +222,8 @@ class WorkerHalf:
         self._completed_step = report.completed_step
         for each in report.completions:
             if each.id in self._expected and each.outcome is not Outcome.DONE:
+                # What was begun of it may be under way, from host slots that are free from now on.
+                self._drain()
                 self._copy_here(each.id)
             self._expected.discard(each.id)
             loaded = self._load_bytes(self._flying.pop(each.id))
@@ -253,8 +257,8 @@ class WorkerHalf:
     def _copy_here(self, load: int) -> None:
         """Copy what a load should have brought, without the mover.
 
-        A copy of the mover's that comes later brings the same: nobody has either end of it until it
-        is told to have ended.
+        Of an un-ended one the mover's own copy brings the same later: nobody has either end of it
+        until it is told to have ended.
         """
         transfer = self._flying[load]
         _logger.warning(
