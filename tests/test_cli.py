@@ -125,6 +125,17 @@ def test_what_a_user_can_put_right_is_one_line(arguments: tuple[str, ...], said:
     assert done.stderr.startswith("error: ")
 
 
+def test_a_package_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "forebay.cli.serve", raising=False)
+    monkeypatch.delitem(sys.modules, "forebay.server.run")
+    monkeypatch.delattr("forebay.server.run")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = run("serve", "--port", "0", "--model", "/no/such/folder")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: uvicorn is not installed: pip install '.[server]'")
+    assert done.stderr.count("\n") == 1
+
+
 def test_an_address_that_is_taken_is_told_before_a_model_is_looked_for():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

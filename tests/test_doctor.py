@@ -387,3 +387,27 @@ def test_nothing_makes_it_fail(tmp_path: Path):
     assert any(finding.subject == "unread" for finding in diagnosis.findings)
     assert diagnosis.host_pool_bytes is None
     assert "host pool: unknown" in as_text(diagnosis)
+
+
+def test_beside_vllm_what_only_the_server_needs_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    machine = machine_of(tmp_path, machines.bare_metal())
+    monkeypatch.setattr(software, "_installed", lambda name: name != "fastapi-offline")
+    monkeypatch.setattr(software, "vllm_version", lambda: None)
+    assert found(machine, "packages").level is Level.FAIL
+    assert not [each for each in examine(machine, Wanted()).findings if each.subject == "vLLM"]
+    monkeypatch.setattr(software, "vllm_version", lambda: "0.32.0+cpu")
+    assert found(machine, "packages").level is Level.NOTE
+    assert "the connector inside vLLM" in found(machine, "packages").limits
+
+
+def test_a_vllm_that_was_not_tried_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    machine = machine_of(tmp_path, machines.bare_metal())
+    monkeypatch.setattr(software, "vllm_version", lambda: "0.32.1")
+    assert found(machine, "vLLM").level is Level.OK
+    monkeypatch.setattr(software, "vllm_version", lambda: "0.99.0")
+    assert found(machine, "vLLM").level is Level.WARN
+    monkeypatch.setattr(software.importlib.metadata, "entry_points", lambda group: ())
+    plug_in, _ = (each for each in examine(machine, Wanted()).findings if each.subject == "vLLM")
+    assert "does not find ForebayConnector" in plug_in.limits

@@ -101,6 +101,7 @@ def test_where_nothing_is_installed_the_doctor_says_so(tmp_path: Path, free_port
     others = run_bare(tmp_path, "-m", "forebay", "serve")
     assert others.returncode == 2
     assert others.stderr.startswith("error: the command line needs typer: pip install")
+    assert run_bare(tmp_path, "-m", "forebay", "--version").stdout == "forebay 0\n"
     assert run_bare(tmp_path, "-m", "forebay.doctor", "--help").returncode == 0
 
 

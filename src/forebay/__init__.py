@@ -57,6 +57,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return import_module("forebay.release").installed_version()
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(import_module(home), name)

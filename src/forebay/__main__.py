@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from forebay.release import installed_version
+
 
 def main() -> int:
     """The command line; without its libraries, the doctor alone. Returns the exit status."""
@@ -22,6 +24,9 @@ def _doctor_alone(arguments: list[str], missing: str) -> int:
 
     if arguments[:1] == ["doctor"]:
         return doctor(arguments[1:])
+    if arguments == ["--version"]:
+        print(f"forebay {installed_version()}")
+        return 0
     print(
         f"error: the command line needs {missing}: pip install '.[server]' in the source tree; "
         "`forebay doctor` works without",

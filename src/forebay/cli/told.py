@@ -20,7 +20,7 @@ USAGE_STATUS = 2
 def told() -> Iterator[None]:
     """Warnings become lines of standard error; errors that a user can put right end the command.
 
-    Other errors are bugs and keep their traceback.
+    So does a package that is not installed. Other errors are bugs and keep their traceback.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
@@ -29,6 +29,15 @@ def told() -> Iterator[None]:
             yield
         except (LinkTimeoutError, ModelError, RequestError, SettingsError) as error:
             print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(USAGE_STATUS) from error
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] == "forebay":
+                raise
+            print(
+                f"error: {error.name} is not installed: pip install '.[server]' in the source "
+                "tree; `forebay doctor` says what else is missing",
+                file=sys.stderr,
+            )
             raise typer.Exit(USAGE_STATUS) from error
 
 

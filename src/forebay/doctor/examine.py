@@ -58,6 +58,7 @@ def examine(machine: Machine, wanted: Wanted) -> Diagnosis:
         ("GPU memory", lambda: device.check_room(machine, wanted, weights)),
         ("packages", software.check_packages),
         ("extension", software.check_extension),
+        ("vLLM", software.check_vllm),
         ("port", lambda: serving.check_port(machine, wanted)),
         ("open files", lambda: serving.check_files(machine, wanted)),
         ("model", lambda: about_model),

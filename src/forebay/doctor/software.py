@@ -12,9 +12,12 @@ from pathlib import Path
 import forebay
 from forebay.doctor.finding import Finding, Level, Machine
 from forebay.machine.sizes import show_size
+from forebay.vllm.adapter import TRIED, version_of
+from forebay.vllm.plugin import GROUP, NAME
 
 _INSTALL = "pip install '.[server]' in the source tree"
 _SERVING = "forebay serve, chat and demo cannot start; `Cache` under your own loop can"
+_INSIDE_VLLM = ", and so can the connector inside vLLM"
 
 
 def check_extension() -> Iterator[Finding]:
@@ -55,9 +58,29 @@ def check_packages() -> Iterator[Finding]:
     missing = sorted(name for name in _needed_to_serve(requirements) if not _installed(name))
     if missing:
         read = f"not installed: {', '.join(missing)}"
-        yield Finding("packages", Level.FAIL, read, _SERVING, _INSTALL)
+        if vllm_version() is None:
+            yield Finding("packages", Level.FAIL, read, _SERVING, _INSTALL)
+        else:
+            yield Finding("packages", Level.NOTE, read, _SERVING + _INSIDE_VLLM, _INSTALL)
     else:
         yield Finding("packages", Level.OK, "all that forebay serve needs")
+
+
+def check_vllm() -> Iterator[Finding]:
+    """vLLM, where there is one: whether this version was tried, and finds the connector."""
+    version = vllm_version()
+    if version is None:
+        return
+    if not any(point.name == "forebay" for point in importlib.metadata.entry_points(group=GROUP)):
+        limits = f"vLLM does not find {NAME} by its name"
+        todo = "pip install . in the source tree"
+        yield Finding("vLLM", Level.WARN, f"{version}, without Forebay's plug-in", limits, todo)
+    if version_of(version) in TRIED:
+        yield Finding("vLLM", Level.OK, f"{version}, a release line that was tried")
+    else:
+        tried = ", ".join(f"{major}.{minor}" for major, minor in TRIED)
+        limits = "it was not tried with this version of Forebay"
+        yield Finding("vLLM", Level.WARN, version, limits, f"one of {tried} was")
 
 
 def check_torch(machine: Machine) -> Iterator[Finding]:
@@ -134,6 +157,16 @@ def torch_cuda() -> tuple[int, int] | None:
         if found:
             return int(found[1]), int(found[2])
     return None
+
+
+def vllm_version() -> str | None:
+    """The version of what is installed as the package `vllm`, under whatever name; or None."""
+    spec = importlib.util.find_spec("vllm")
+    # A folder of that name is found too, and has no origin.
+    if spec is None or spec.origin is None:
+        return None
+    names = importlib.metadata.packages_distributions().get("vllm", [])
+    return importlib.metadata.version(names[0]) if names else None
 
 
 def _needed_to_serve(requirements: list[str]) -> set[str]:

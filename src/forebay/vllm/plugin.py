@@ -6,6 +6,8 @@ import importlib
 from typing import Any
 
 NAME = "ForebayConnector"
+GROUP = "vllm.general_plugins"
+"""The entry points that vLLM calls, among which is `forebay`."""
 
 
 def register() -> None:
