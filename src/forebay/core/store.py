@@ -130,8 +130,9 @@ class Store:
     def dirty(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block is published, on the device alone, to be saved, and not under way."""
         dirty = self.device.state(blocks) == SlotState.DIRTY
-        wanted = self._published[blocks] & ~self._withheld[blocks]
-        return self.resident(blocks) & dirty & wanted
+        if np.count_nonzero(dirty):
+            dirty &= self._published.take(blocks) & ~self._withheld.take(blocks)
+        return dirty
 
     def withheld(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block is kept from being saved."""
@@ -229,7 +230,7 @@ class Store:
             return None
         self.counters.allocated += len(blocks)
         self.left_device(evicted)
-        self._load_of[blocks] = transfer
+        self._load_of.put(blocks, transfer)
         self._copies[transfer] = blocks
         self._note_moved(blocks)
         return CopyPlan(

@@ -31,6 +31,9 @@ from forebay.vllm.adapter import (
     cached_blocks,
 )
 
+_LOOKED = 2
+"""Where a load may take what is wanted, so many times its blocks are looked at for what is not."""
+
 
 class VllmDevicePool:
     """A `DevicePool` over `pool`. Our blocks are ids below `max_blocks`.
@@ -286,10 +289,11 @@ class VllmDevicePool:
         if count > self.obtainable(protected=protected):
             return None
         most = self._pool.get_num_free_blocks()
+        found = 0
         if protected:
-            found = self._queue.make_way(self._books, count, most)
-        else:
-            found = self._queue.spare(self._books, count, most, wanted_too=True)
+            found = self._queue.make_way(self._books, count, min(most, _LOOKED * count))
+        if found < count:
+            found = self._queue.spare(self._books, count, most, wanted_too=not protected)
         if found < count:
             return None
         slots = self._queue.ids(self._pool.get_new_blocks(count))
