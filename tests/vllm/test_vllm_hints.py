@@ -150,6 +150,41 @@ def test_whoever_leaves_before_the_answer_takes_the_hint_back(toy: MakeEngine):
     assert_nothing_left(engine)
 
 
+def test_a_later_hint_of_a_session_takes_the_place_of_the_first(toy: MakeEngine):
+    """Within the bounds of one: neither its number nor its blocks count twice."""
+    engine = toy(blocks=40, hints=1, hint_share=0.4, prefetch_share=0.9)
+    saved_and_gone(engine, 1)
+    hint(engine, prompt_of(1, 200), eta_s=FAR)
+    engine.run()
+    again = hint(engine, prompt_of(1, 230), eta_s=2 * FAR)
+    engine.run()
+    assert again.told == {"forebay": {"hint": {"found_tokens": 192, "expiry_s": 60.0}}}
+    assert outcomes(engine) == {"renewed": 1}
+    other = hint(engine, prompt_of(2, 200), eta_s=FAR)
+    engine.run()
+    assert other.told == {"forebay": {"hint": {"refused": "1 hints are open"}}}
+    came = engine.ask(prompt_of(1, 260), 4)
+    engine.run()
+    assert came.ended == "finished"
+    assert outcomes(engine) == {"renewed": 1, "refused": 1, "claimed": 1}
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+def test_a_hint_is_renewed_before_its_own_request_was_answered(toy: MakeEngine):
+    engine = toy(hints=1, hint_share=0.5, window_bytes=BLOCK_BYTES)
+    saved_and_gone(engine, 1)
+    words = [hint(engine, prompt_of(1, 200), eta_s=FAR) for _ in range(2)]
+    engine.run()
+    assert [word.ended for word in words] == ["finished"] * 2
+    assert outcomes(engine) == {"renewed": 1}
+    engine.ask(prompt_of(1, 260), 4)
+    engine.run()
+    assert outcomes(engine) == {"renewed": 1, "claimed": 1}
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

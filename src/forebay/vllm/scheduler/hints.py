@@ -31,6 +31,7 @@ class HintOutcome(StrEnum):
 
     CLAIMED = "claimed"  # its session came
     EXPIRED = "expired"  # and it did not
+    RENEWED = "renewed"  # a later hint of the same session took its place
     WITHDRAWN = "withdrawn"  # its client left before it was answered
     DROPPED = "dropped"  # the cache was told to forget what it had
     REFUSED = "refused"  # it was over a bound, or in a mode without look-ahead
@@ -50,11 +51,14 @@ NO_HINTS = HintBounds(hints=0, blocks=0, expiry_s=0.0)
 
 @dataclass(slots=True)
 class OpenHint:
-    """A hint that was taken up. `answered`: its own request was started."""
+    """A hint that was taken up. `last` is the hash of its last block, which stands for all of
+    them; `answered`: its own request was started.
+    """
 
     id: int
     hint: Hint
     blocks: int
+    last: bytes
     answered: bool = False
 
 
@@ -97,14 +101,17 @@ class Hints:
     def _accept(
         self, record: Record, asked: AskedHint, now_s: float, *, looks_ahead: bool
     ) -> Hint | str:
-        blocks, bounds = len(record.request.block_hashes), self._bounds
+        hashes, bounds = record.request.block_hashes, self._bounds
+        blocks = len(hashes)
+        renewed = [each for each in self._open.values() if _begins(hashes, each)]
+        others = self._blocks - sum(each.blocks for each in renewed)
         why = ""
         if not looks_ahead:
             why = "the mode does not look ahead"
-        elif len(self._open) >= bounds.hints:
+        elif len(self._open) - len(renewed) >= bounds.hints:
             why = f"{bounds.hints} hints are open"
-        elif self._blocks + blocks > bounds.blocks:
-            why = f"hints may keep {bounds.blocks} blocks, and {self._blocks} are spoken for"
+        elif others + blocks > bounds.blocks:
+            why = f"hints may keep {bounds.blocks} blocks, and {others} are spoken for"
         if why:
             self.outcomes[HintOutcome.REFUSED] += 1
             return why
@@ -113,7 +120,9 @@ class Hints:
             expiry_s = min(expiry_s, asked.expiry_s)
         eta_s = now_s + asked.eta_s
         hint = Hint(eta_s, eta_s + expiry_s)
-        self._open[record.id] = OpenHint(record.id, hint, blocks)
+        for each in renewed:
+            self._close(each, HintOutcome.RENEWED)
+        self._open[record.id] = OpenHint(record.id, hint, blocks, hashes[-1] if hashes else b"")
         self._blocks += blocks
         return hint
 
@@ -170,3 +179,8 @@ class Hints:
         self._blocks -= found.blocks
         self.outcomes[outcome] += 1
         self._let_go(found.id)
+
+
+def _begins(hashes: list[bytes], hint: OpenHint) -> bool:
+    """Whether a prompt with these hashes of blocks begins with the prompt of `hint`."""
+    return 0 < hint.blocks <= len(hashes) and hashes[hint.blocks - 1] == hint.last
