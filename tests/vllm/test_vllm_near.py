@@ -22,8 +22,10 @@ from vllm_toy import (
 from forebay.core.ledger import Source
 from forebay.transfer.messages import Direction
 from forebay.vllm import connector, worker
+from forebay.vllm.scheduler import near
 from forebay.vllm.worker import WorkerHalf
 
+_copy = WorkerHalf._copy_here
 RULES = pytest.mark.parametrize("rule", ["kept", "broken"])
 
 
@@ -96,7 +98,7 @@ def test_what_a_copy_does_not_bring_is_copied_without_it(
 ):
     if rule == "broken":
         monkeypatch.setattr(
-            WorkerHalf, "_copy_here", lambda self, load: self._expected.discard(load)
+            WorkerHalf, "_copy_here", lambda self, load: self._expected.discard(load.id)
         )
     monkeypatch.setattr(worker, "_AWAIT_S", 0.1)
     engine = toy(window_bytes=BLOCK_BYTES)
@@ -142,6 +144,67 @@ def test_they_go_on_when_nobody_waits_for_them_any_more(
     engine.run()
     assert not wrong_answers(engine)
     assert again.ended == "finished"
+
+
+def save_reads_what_a_load_takes(engine: ToyEngine) -> threading.Timer:
+    """The prompt's next load goes into slots that a save reads. Returns what ends that."""
+    saved_and_gone(engine)
+    engine.ask(prompt_of(2, 200), 1)
+    engine.run()
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.SAVE, lane)
+    other = engine.ask(prompt_of(2, 250), 1)
+    while not other.ended:
+        engine.step()
+    engine.half._lately.drop_all()
+    return threading.Timer(0.2, lambda: [engine.mover.release_lane(1, lane) for lane in LANES])
+
+
+def is_right_afterwards(engine: ToyEngine, release: threading.Timer) -> bool:
+    release.start()
+    engine.run()
+    release.join()
+    assert engine.scheduler.reset_prefix_cache() or engine.half._device.quarantined
+    loaded = engine.half.stats().sources[Source.HOST]
+    engine.ask(prompt_of(2, 250), 8)
+    engine.run()
+    assert engine.half.stats().sources[Source.HOST] > loaded
+    return not wrong_answers(engine)
+
+
+@RULES
+def test_a_load_that_was_stopped_is_not_near(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    engine = toy(blocks=20, window_bytes=BLOCK_BYTES, min_load_tokens=0)
+    release = save_reads_what_a_load_takes(engine)
+    copied: list[int] = []
+    monkeypatch.setattr(
+        WorkerHalf, "_copy_here", lambda self, load: copied.append(load.id) or _copy(self, load)
+    )
+    monkeypatch.setattr(near, "_STEP_S", -1.0)
+    engine.abort(engine.ask(prompt_of(1, 200), 8))
+    monkeypatch.setattr(near, "_STEP_S", 1.0)
+    (load,) = (each for each in engine.half._flights._flights.values() if each.is_load)
+    assert load.cancelled
+    load.cancelled = rule == "kept"
+    engine.ask(prompt_of(1, 200), 8)
+    assert is_right_afterwards(engine, release)
+    assert (copied == []) == (rule == "kept")
+
+
+@RULES
+def test_a_copy_made_without_a_load_waits_for_the_saves_that_it_would_write_under(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    engine = toy(blocks=20, window_bytes=BLOCK_BYTES, min_load_tokens=0)
+    release = save_reads_what_a_load_takes(engine)
+    # Its first block is for a slot that no save reads.
+    engine.mover.fail_window(Direction.LOAD, 0)
+    engine.ask(prompt_of(1, 200), 8)
+    if rule == "broken":
+        monkeypatch.setattr(WorkerHalf, "_saves_reading", lambda self, slots: set())
+    assert is_right_afterwards(engine, release) == (rule == "kept")
 
 
 def test_several_workers_hold_no_step(toy: MakeEngine):

@@ -20,6 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forebay.errors import SettingsError
 from forebay.transfer.host import HostMemory
 from forebay.transfer.messages import Completion, Direction, Outcome, Report, Transfer
@@ -220,17 +223,22 @@ class WorkerHalf:
         report = self._mover.poll()
         self._issued += report.issued
         self._completed_step = report.completed_step
+        not_brought: list[Transfer] = []
         for each in report.completions:
-            if each.id in self._expected and each.outcome is not Outcome.DONE:
-                # What was begun of it may be under way, from host slots that are free from now on.
-                self._drain()
-                self._copy_here(each.id)
-            self._expected.discard(each.id)
-            loaded = self._load_bytes(self._flying.pop(each.id))
-            if loaded and each.outcome is Outcome.DONE:
-                took_s = each.finished_s - each.started_s
-                self._loads_per_s = loaded / took_s if took_s > 0 else 0.0
+            transfer = self._flying.pop(each.id)
+            loaded = self._load_bytes(transfer)
+            if each.outcome is Outcome.DONE:
+                self._expected.discard(each.id)
+                if loaded:
+                    took_s = each.finished_s - each.started_s
+                    self._loads_per_s = loaded / took_s if took_s > 0 else 0.0
+            elif each.id in self._expected:
+                not_brought.append(transfer)
             self._completions.append(self._as_told(each))
+        for transfer in not_brought:
+            # What was begun of it may be under way, from host slots that are free from now on.
+            self._drain()
+            self._copy_here(transfer)
 
     def _as_told(self, completion: Completion) -> Completion:
         """A save that a step may have written under has saved nothing."""
@@ -250,24 +258,26 @@ class WorkerHalf:
         while self._expected and (left_s := until_s - time.monotonic()) > 0:
             self._mover.wait_news(left_s)
             self._take()
-        for late in sorted(self._expected):
-            self._copy_here(late)
+        while self._expected:
+            self._copy_here(self._flying[min(self._expected)])
         self._held_s += time.monotonic() - began_s
 
-    def _copy_here(self, load: int) -> None:
+    def _copy_here(self, load: Transfer) -> None:
         """Copy what a load should have brought, without the mover.
 
         Of an un-ended one the mover's own copy brings the same later: nobody has either end of it
         until it is told to have ended.
         """
-        transfer = self._flying[load]
         _logger.warning(
             "a step reads %d blocks that load %d did not bring in time: they are copied without it",
-            len(transfer.sources),
-            load,
+            len(load.sources),
+            load.id,
         )
+        self._expected.discard(load.id)
+        # A load waits for them; this would write under them.
+        self._settle(self._saves_reading(load.destinations))
         host = self._host.pool
-        pairs = zip(transfer.sources.tolist(), transfer.destinations.tolist(), strict=True)
+        pairs = zip(load.sources.tolist(), load.destinations.tolist(), strict=True)
         for source, destination in pairs:
             address = host.base_address + source * self._block_bytes
             for part in self._parts:
@@ -277,7 +287,11 @@ class WorkerHalf:
                 ctypes.memmove(piece.data_ptr(), address, size)
                 part[destination].copy_(piece)
                 address += size
-        self._expected.discard(load)
+
+    def _saves_reading(self, slots: NDArray[np.int32]) -> set[int]:
+        """The un-ended saves that read any of these device slots."""
+        saves = (each for each in self._flying.values() if each.direction is Direction.SAVE)
+        return {each.id for each in saves if np.isin(each.sources, slots).any()}
 
     def _load_bytes(self, transfer: Transfer) -> int:
         if transfer.direction is not Direction.LOAD:

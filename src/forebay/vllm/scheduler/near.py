@@ -9,7 +9,7 @@ told so, and held, without holding up anything else.
 from __future__ import annotations
 
 from forebay.cache.loads import Loads
-from forebay.core.flights import Flights
+from forebay.core.flights import Flight, Flights
 from forebay.core.waiting import WaitingLine
 from forebay.vllm.scheduler.copies import Copies
 from forebay.vllm.scheduler.lookups import Lookups
@@ -60,26 +60,25 @@ class NearLoads:
         lacking = self._flights.lacking(head[0].waits) if head else []
         if not lacking or head[0].request.hint is not None:
             return
+        flights = [flight for flight in map(self._flights.get, lacking) if flight is not None]
+        if any(flight.cancelled or flight.overdue for flight in flights):
+            return
         # Not where they should have ended long ago: the link stands still, and so would vLLM.
-        if abs(self._left_s(lacking, now_s)) > _STEP_S + len(head[0].blocks) * _BLOCK_S:
+        if abs(self._left_s(flights, now_s)) > _STEP_S + len(head[0].blocks) * _BLOCK_S:
             return
         self._line.refresh(head[0])
         if head[0].here or self._loads.worth(head[0], now_s) or not self._mail.expect(lacking):
             return
-        if all(map(self._find_ahead, lacking)):
+        if all(map(self._find_ahead, flights)):
             lookups.look_again(lambda record: self._turns.ready(record, now_s))
 
-    def _left_s(self, lacking: list[int], now_s: float) -> float:
+    def _left_s(self, flights: list[Flight], now_s: float) -> float:
         """How long until they have ended, at the link's rate."""
-        flights = [flight for flight in map(self._flights.get, lacking) if flight is not None]
         blocks = sum(len(flight.blocks) for flight in flights)
         began_s = max(self._copies.landed_s, min(flight.submitted_s for flight in flights))
         return began_s + self._loads.copy_s(blocks) - now_s
 
-    def _find_ahead(self, transfer: int) -> bool:
-        flight = self._flights.get(transfer)
-        if flight is None or flight.cancelled or flight.overdue:
-            return False
+    def _find_ahead(self, flight: Flight) -> bool:
         flight.near = self._device.find_ahead(flight.blocks)
-        self._near.append(transfer)
+        self._near.append(flight.id)
         return flight.near
