@@ -148,3 +148,15 @@ def test_new_weights_find_nothing_of_the_old_ones(toy: Any):
     assert after.loaded_bytes == before.loaded_bytes
     recomputed = after.misses["absent"] - before.misses["absent"]  # pyright: ignore
     assert recomputed == 2 * (200 // BLOCK_TOKENS)
+
+
+def test_how_blocks_are_to_lie_is_said_to_workers_alone(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Before they allocate: the scheduler's plan is another one, which nobody carries out."""
+    told: list[Any] = []
+    monkeypatch.setattr("forebay.vllm.connector.lay_side_by_side", lambda *plan: told.append(plan))
+    engine = ToyEngine(tiny_llama, ranks=2)
+    ranks = [config.parallel_config.rank for config, _ in told]
+    assert ranks == [0, 1]
+    engine.close()
