@@ -148,6 +148,10 @@ def test_metrics_are_those_of_the_books(toy: MakeEngine):
         return REGISTRY.get_sample_value(name, {"engine": "0", **labels})
 
     assert value("forebay:slots", tier="host", state="used") == 12
+    states = ("used", "prefetched", "idle", "free")
+    device = {state: value("forebay:slots", tier="device", state=state) for state in states}
+    rest = engine.half.settings.device_slots - 12
+    assert device == {"used": 0, "prefetched": 0, "idle": 12, "free": rest}
     assert value("forebay:mode", mode="b4") == 1
     assert value("forebay:block_bytes") == 128
     assert value("forebay:saved_bytes_total") == 12 * 128

@@ -12,7 +12,7 @@ from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Rates
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
-from forebay.vllm.adapter import Step
+from forebay.vllm.adapter import BlockPool, Step
 from forebay.vllm.scheduler.hints import Hints
 from forebay.vllm.scheduler.records import Record
 from forebay.vllm.seen.measures import Tally, Values, counted, standing
@@ -29,6 +29,7 @@ class Books:
         settings: CacheSettings,
         switch: ModeSwitch,
         store: Store,
+        pool: BlockPool,
         ledger: PrefetchLedger,
         link: LinkWatch,
         rates: Rates,
@@ -37,6 +38,7 @@ class Books:
         self._settings = settings
         self._switch = switch
         self._store = store
+        self._pool = pool
         self._ledger = ledger
         self._link = link
         self._rates = rates
@@ -120,7 +122,8 @@ class Books:
     def figures(self) -> tuple[dict[str, Values], dict[str, Values]]:
         """The counters of its metrics, and the gauges, as they stand, by family."""
         stats = self.stats()
-        gauges = standing(stats, self._store, self._switch.mode, len(self._hints))
+        unused = self._pool.get_num_free_blocks()
+        gauges = standing(stats, self._store, unused, self._switch.mode, len(self._hints))
         gauges["forebay:block_bytes"] = {"": self._settings.block_bytes}
         return counted(stats, self.tally, self._hints.outcomes), gauges
 

@@ -114,8 +114,8 @@ class SchedulerHalf:
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
         self._saves = saves = Saves(settings, switch, store, flights, rates, mail, displaces=True)
         self._mode_file = ModeFile(mode_file, settings.mode)
-        self._hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
-        self.books = Books(settings, switch, store, ledger, self._loads.link, rates, self._hints)
+        self._hints = hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
+        self.books = Books(settings, switch, store, pool, ledger, self._loads.link, rates, hints)
         self._lately = Lately(self._device)
         self._turns = Turns(store, self._device, line, flights, self._loads, self._hints)
         self.events: HostEvents | None = None

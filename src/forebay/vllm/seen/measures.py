@@ -17,7 +17,6 @@ from forebay.cache.account import CacheStats
 from forebay.cache.figures import FIGURES
 from forebay.core.ledger import Source
 from forebay.core.modes import Mode
-from forebay.core.slots import SlotState
 from forebay.core.store import Store
 from forebay.vllm.scheduler.hints import HintOutcome
 from forebay.vllm.scheduler.wishes import Ignored
@@ -165,18 +164,21 @@ def counted(cache: CacheStats, tally: Tally, hints: Mapping[HintOutcome, int]) -
     return _of(cache, gauges=False) | own
 
 
-def standing(cache: CacheStats, store: Store, now: Mode, hints: int) -> dict[str, Values]:
-    """All gauges as they stand but those that never change."""
-    device, host, states = store.device, store.host.tier, store.device.counts()
-    known = states[SlotState.CLEAN] + states[SlotState.DIRTY] + states[SlotState.SAVING]
-    free, prefetched = device.free, device.prefetch_leased
-    idle = max(0, min(known, free) - prefetched)
+def standing(
+    cache: CacheStats, store: Store, unused: int, now: Mode, hints: int
+) -> dict[str, Values]:
+    """All gauges as they stand but those that never change. Of vLLM's blocks no request has
+    `unused`, with content in them or not.
+    """
+    device, host = store.device, store.host.tier
+    free = min(device.free, unused)
+    prefetched = min(device.prefetch_leased, unused - free)
     own: dict[str, Values] = {
         "forebay:slots": {
-            "device/used": device.slots - free,
+            "device/used": device.slots - unused,
             "device/prefetched": prefetched,
-            "device/idle": idle,
-            "device/free": max(0, free - prefetched - idle),
+            "device/idle": unused - free - prefetched,
+            "device/free": free,
             "host/used": host.count - host.free,
             "host/free": host.free,
         },
