@@ -92,17 +92,40 @@ def test_its_own_token_is_not_in_the_way_of_the_session(toy: MakeEngine):
         engine.step()
     assert not word.ended, "it has come by now, and waits"
     came = engine.ask(prompt_of(1, 230), 4)
+    while not came.ended:
+        engine.step()
+        assert not word.request.num_computed_tokens, "nor is it computed beside its answer"
     engine.step()
-    assert came.request.num_computed_tokens >= 192
-    assert not word.request.num_computed_tokens
+    assert not word.request.num_computed_tokens, "the answer is on its way"
+    clock.now_s += 0.1
     engine.run()
     assert word.ended == "finished"
+    assert not wrong_answers(engine)
     alone = hint(engine, prompt_of(1, 200), eta_s=0.05)
     engine.step()
     assert not alone.ended
     clock.now_s += 2.0
     engine.run()
     assert alone.ended == "finished", "nor does it wait for ever"
+
+
+def test_its_own_token_does_not_wait_for_an_endless_answer(toy: MakeEngine):
+    engine = toy(hint_share=0.5, blocks=60)
+    saved_and_gone(engine, 1)
+    clock = Clock(engine)
+    word = hint(engine, prompt_of(1, 200), eta_s=0.05)
+    came = engine.ask(prompt_of(1, 230), 200)
+    for _ in range(20):
+        engine.step()
+    assert came.given
+    assert not word.request.num_computed_tokens
+    clock.now_s += 31.0
+    for _ in range(5):
+        engine.step()
+    assert word.ended == "finished"
+    assert not came.ended
+    engine.run()
+    assert not wrong_answers(engine)
 
 
 def test_what_a_hint_brought_outlives_what_nobody_wants(toy: MakeEngine):

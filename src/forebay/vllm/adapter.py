@@ -274,6 +274,11 @@ def left(request: VllmRequest) -> bool:
     return request.status.name == "FINISHED_ABORTED"
 
 
+def over(request: VllmRequest) -> bool:
+    """Whether its answer has ended, in whatever way."""
+    return request.status.name.startswith("FINISHED")
+
+
 def cached_blocks(pool: BlockPool, contents: Iterable[bytes]) -> list[Block | None]:
     """For each of `contents` a block of `pool` that holds it."""
     find = pool.cached_block_hash_to_block.get_one_block

@@ -34,7 +34,7 @@ from forebay.vllm.messages import News, Orders
 from forebay.vllm.scheduler.books import Books
 from forebay.vllm.scheduler.control import ModeFile
 from forebay.vllm.scheduler.copies import Copies
-from forebay.vllm.scheduler.hints import LATE_S, NO_HINTS, HintBounds, Hints
+from forebay.vllm.scheduler.hints import ANSWER_S, NO_HINTS, HintBounds, Hints
 from forebay.vllm.scheduler.last_block import LastBlocks
 from forebay.vllm.scheduler.lately import Lately
 from forebay.vllm.scheduler.lookups import Lookups
@@ -197,7 +197,7 @@ class SchedulerHalf:
         self._leave_line(entry)
         for hint in self._hints.came(entry.request):
             if hint in self._by_id:
-                self._by_id[hint].goes_behind, self._by_id[hint].until_s = request, now_s + LATE_S
+                self._by_id[hint].goes_behind, self._by_id[hint].until_s = request, now_s + ANSWER_S
 
     def finish(self, request: VllmRequest) -> dict[str, Any] | None:
         """The request ended, whatever its state; its blocks are vLLM's still.

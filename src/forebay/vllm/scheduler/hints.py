@@ -22,8 +22,10 @@ from forebay.vllm.scheduler.wishes import AskedHint
 
 _LEAD_S = 0.1
 """So long before its eta a hint's own token would be in the way of the session that comes."""
-LATE_S = 1.0
-"""So long it waits for its session after that, and for its session's first token."""
+_LATE_S = 1.0
+"""So long it waits for its session after that."""
+ANSWER_S = 30.0
+"""And so long for its session's answer."""
 
 
 class HintOutcome(StrEnum):
@@ -132,7 +134,7 @@ class Hints:
         What it lacks is not waited for when its time is over.
         """
         eta_s, expires_s = self._open[hint].hint.eta_s, self._open[hint].hint.expires_s
-        in_the_way = eta_s - _LEAD_S <= now_s < eta_s + LATE_S
+        in_the_way = eta_s - _LEAD_S <= now_s < eta_s + _LATE_S
         return now_s < expires_s and (lacks or in_the_way)
 
     def answered(self, hint: int) -> None:

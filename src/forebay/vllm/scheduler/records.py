@@ -10,8 +10,11 @@ from forebay.core.directory import Session
 from forebay.core.planner import Running
 from forebay.core.rates import Rates
 from forebay.core.requests import Hint, Request
-from forebay.vllm.adapter import Scheduled, VllmRequest
+from forebay.vllm.adapter import Scheduled, VllmRequest, over
 from forebay.vllm.scheduler.wishes import NAME, Wishes
+
+_AFTER_S = 0.02
+"""vLLM sends an answer in another thread, which does not run while a long prompt is scheduled."""
 
 
 class Turn(Enum):
@@ -46,9 +49,9 @@ class Record:
     """The slot from which its last block is copied, if it is, all but the last token."""
     copied_tokens: int = 0
     goes_behind: VllmRequest | None = None
-    """A hint's own request lets that of its session have its first token first."""
+    """A hint's own request lets that of its session have its answer first."""
     until_s: float = 0.0
-    """For so long."""
+    """It waits until then at most."""
     table: list[int] = field(default_factory=list[int])
     """Its slots, as far as the steps have told."""
     named: int = 0
@@ -88,8 +91,10 @@ class Record:
 
     def lets_pass(self, now_s: float) -> bool:
         """Whether it lets another go first."""
-        other = self.goes_behind
-        return other is not None and not other.num_output_tokens and now_s < self.until_s
+        if self.goes_behind is not None and over(self.goes_behind):
+            self.goes_behind = None
+            self.until_s = min(self.until_s, now_s + _AFTER_S)
+        return now_s < self.until_s
 
     @property
     def found_tokens(self) -> int:

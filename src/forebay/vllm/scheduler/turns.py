@@ -63,7 +63,7 @@ class Turns:
 
     def ready(self, record: Record, now_s: float) -> bool:
         """Whether one that was put off for its loads lacks none any more."""
-        if record.hint is not None or record.goes_behind is not None:
+        if record.hint is not None or record.lets_pass(now_s):
             return False
         entry = self._line.get(record.id)
         return entry is None or not self.lacks(entry, now_s)
