@@ -218,7 +218,7 @@ def test_a_request_that_waits_for_its_load_is_not_looked_up_at_each_step(tmp_pat
     assert not reply.request.skip_reading_prefix_cache
 
 
-def test_a_hints_own_token_lets_its_session_have_its_first(
+def test_a_hints_own_token_lets_its_session_have_its_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Or it would be a step later in any case.
@@ -237,11 +237,11 @@ def test_a_hints_own_token_lets_its_session_have_its_first(
 
     sim.half.admitted = noted
     sim.run()
-    assert before == [1]
+    assert before == [8]
     assert (len(hint.tokens), len(session.tokens)) == (1, 8)
 
 
-def test_a_hints_own_token_waits_a_second_for_that_at_most(tmp_path: Path):
+def test_a_hints_own_token_does_not_wait_for_a_session_that_left(tmp_path: Path):
     sim = engine(tmp_path)
     prompt = sim.some(16_005)
     saved(sim, [prompt])
