@@ -191,7 +191,7 @@ def test_pitfall_09_all_that_was_computed_is_found_again(toy: MakeEngine):
 
 
 def test_pitfall_10_host_memory_need_not_mirror_the_device(toy: MakeEngine):
-    engine = toy(blocks=121, save_mode="on_evict")
+    engine = toy(blocks=121, step_tokens=512, save_mode="on_evict")
     engine.ask(prompt_of(1, 200), 1)
     engine.run()
     assert engine.half.stats().saved_bytes == 0, "there is room on the device"
@@ -199,6 +199,9 @@ def test_pitfall_10_host_memory_need_not_mirror_the_device(toy: MakeEngine):
         engine.ask(prompt_of(seed, 200), 1)
         engine.run()
     assert 0 < engine.half.stats().saved_bytes < 24 * 12 * BLOCK_BYTES
+    # Among what is wanted that which ended last goes first: it has to be saved by then.
+    assert engine.half.stats().evicted_blocks > 100
+    assert engine.half.stats().dropped_dirty_blocks == 0
     for seed in range(1, 25):
         engine.ask(prompt_of(seed, 200), 1)
         engine.run()
@@ -238,7 +241,7 @@ def test_pitfall_15_loads_do_not_stand_behind_saves(toy: MakeEngine):
 def test_pitfall_16_what_is_pinned_so_far_is_used(toy: MakeEngine, monkeypatch: pytest.MonkeyPatch):
     ready = [0]
     monkeypatch.setattr(HostMemory, "ready_slots", lambda self: ready[0])
-    engine = toy()
+    engine = toy(blocks=80)
     for slots, seed in ((0, 1), (5, 2), (100, 3)):
         ready[0] = slots
         engine.ask([8], 1)

@@ -138,6 +138,23 @@ def test_pitfall_03_saves_go_on_when_host_memory_is_full(tmp_path: Path):
     assert sim.half.stats().sources[Source.HOST] > 0
 
 
+@pytest.mark.parametrize("blocks", [1000, 2500])
+def test_what_is_given_up_was_saved_before(tmp_path: Path, blocks: int):
+    """Also where nearly all of the pool is in use, and what ends is given up at once."""
+    sim = engine(tmp_path, blocks=blocks, extra={"save_mode": "on_evict"})
+    backlog(sim, users=24, turns=3, context=1200, answer=64)
+    counted = sim.half.stats()
+    assert counted.evicted_blocks > 0
+    assert counted.dropped_dirty_blocks == 0
+
+
+def test_nothing_is_saved_over_and_over_where_host_memory_is_full(tmp_path: Path):
+    sim = engine(tmp_path, blocks=1000, host_bytes="2GiB", extra={"save_mode": "on_evict"})
+    backlog(sim, users=24, turns=3, context=1200, answer=64)
+    computed = sim.half._store.counters.allocated - loaded(sim)
+    assert 0 < sim.link.moved_blocks[Direction.SAVE] <= computed
+
+
 def test_a_hit_on_an_idle_engine_starts_with_the_first_step(tmp_path: Path):
     sim = engine(tmp_path)
     prompt = sim.some(16_000)

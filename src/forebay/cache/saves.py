@@ -2,7 +2,10 @@
 
 Written through as blocks are computed while free host slots last; and in every mode the next
 victims of the device tier are kept CLEAN ahead of their eviction, as many as are allocated in two
-save round trips. A block still DIRTY when its slot is taken is dropped and counted, never awaited.
+save round trips, or in two steps where it is known what a step may take. Where there are fewer
+victims than that, what runs is the next to be given up, as soon as it ends, and is saved too, in
+the order in which it was computed. A block still DIRTY when its slot is taken is dropped and
+counted, never awaited.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import math
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forebay.cache.submit import submit
 from forebay.config import CacheSettings, SaveMode
@@ -35,6 +39,7 @@ class Saves:
     """Chooses what to save and when. Changes the store, submits to the mover.
 
     `displaces`: what is written through takes the place of what host memory has not used longest.
+    So many as `step_blocks` may be allocated from one `flush` to the next, whatever was before.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Saves:
         mover: Mover,
         *,
         displaces: bool = False,
+        step_blocks: int = 0,
     ) -> None:
         self._settings = settings
         self._switch = switch
@@ -56,8 +62,10 @@ class Saves:
         self._rates = rates
         self._mover = mover
         self._displaces = displaces
+        self._step_blocks = step_blocks
         # (block, serial): a block that is gone has another serial, or none.
-        self._pending: deque[tuple[Ids, np.ndarray[tuple[int], np.dtype[np.int64]]]] = deque()
+        self._pending: deque[tuple[Ids, NDArray[np.int64]]] = deque()
+        self._pending_blocks = 0
         self._round_trip_s = Average(0.05)
         self._allocated = 0
         self._allocated_since_s = 0.0
@@ -67,12 +75,12 @@ class Saves:
 
     @property
     def pending(self) -> bool:
-        """Whether computed blocks still wait to be saved."""
-        return self._enabled and bool(self._pending)
+        """Whether computed blocks are to be saved still, whatever comes."""
+        return self._enabled and self._through and bool(self._pending)
 
     def computed(self, blocks: Ids, path: Ids) -> None:
         """`blocks`, of the last ones of `path` (root first), were published: save them when the
-        link has time, or all of the path once it is long enough to be saved.
+        link has time or they are to go, or all of the path once it is long enough to be saved.
         """
         settings = self._settings
         if settings.min_save_tokens:
@@ -85,39 +93,50 @@ class Saves:
         self.again(blocks)
 
     def again(self, blocks: Ids) -> None:
-        """Save `blocks`, whose last save was cancelled, when the link has time."""
-        if self._enabled and self._through and len(blocks):
-            self._pending.append((blocks.copy(), self._store.serials(blocks)))
+        """Save `blocks`, whose last save was cancelled, as if they were computed now."""
+        if not self._enabled or not len(blocks):
+            return
+        self._pending.append((blocks.copy(), self._store.serials(blocks)))
+        self._pending_blocks += len(blocks)
+        if self._pending_blocks > 2 * self._settings.device_slots:
+            # Of those that can still be saved there are fewer than slots.
+            left = [self._still_dirty(*each) for each in self._pending]
+            self._pending = deque((each, self._store.serials(each)) for each in left if len(each))
+            self._pending_blocks = sum(map(len, left))
 
     def flush(self, now_s: float) -> None:
         """Submit what fits into the bound on saves in flight."""
         if not self._enabled:
             return
         room = self._room()
-        self._look_again |= self._store.counters.allocated > self._allocated
+        # Without saving through the order changes too when blocks are let go.
+        self._look_again |= not self._through or self._store.counters.allocated > self._allocated
         # What is DIRTY among the next victims is mostly what was just computed: once that is on its
         # way they need not be looked up.
-        if sum(len(blocks) for blocks, _ in self._pending) <= room:
-            room = self._write_through(room, now_s)
+        if self._through and self._pending_blocks <= room:
+            room = self._save_pending(room, now_s)
+        in_use = 0
         if room > 0 and self._look_again:
             ahead = self._ahead(now_s)
             any_dirty = self._store.device.counts()[SlotState.DIRTY] > 0
             dirty = self._store.next_to_clean(ahead) if any_dirty else EMPTY_IDS
             self._look_again = len(dirty) > room
-            room -= self._save(dirty[:room], now_s, True)
-        self._write_through(room, now_s)
+            room -= self._save(dirty[:room], now_s, ahead)
+            in_use = ahead - self._store.device.obtainable(protected=True)
+        self._save_pending(room if self._through else min(room, in_use), now_s)
 
-    def _write_through(self, room: int, now_s: float) -> int:
+    def _save_pending(self, room: int, now_s: float) -> int:
         """Save what was computed, as far as there is `room`. Returns what is left of it."""
         while room > 0 and self._pending:
             blocks, serials = self._pending.popleft()
-            left = blocks[self._store.serials(blocks) == serials]
-            left = left[self._store.dirty(left)]
+            self._pending_blocks -= len(blocks)
+            left = self._still_dirty(blocks, serials)
             if len(left) > room:
                 rest = left[room:]
                 self._pending.appendleft((rest, self._store.serials(rest)))
+                self._pending_blocks += len(rest)
                 left = left[:room]
-            room -= self._save(left, now_s, False)
+            room -= self._save(left, now_s, 0)
         return room
 
     def ended(self, completion: Completion, now_s: float) -> Flight:
@@ -126,6 +145,10 @@ class Saves:
         self._store.end_save(completion.id, completion.blocks_done, completion.blocks_touched)
         self._round_trip_s.add(now_s - flight.submitted_s)
         return flight
+
+    def _still_dirty(self, blocks: Ids, serials: NDArray[np.int64]) -> Ids:
+        left = blocks[self._store.serials(blocks) == serials]
+        return left[self._store.dirty(left)]
 
     @property
     def _enabled(self) -> bool:
@@ -137,7 +160,9 @@ class Saves:
         return most - self._flights.save_blocks
 
     def _ahead(self, now_s: float) -> int:
-        """Victims to keep CLEAN: what is allocated in two save round trips, and one reserve."""
+        """Slots given out soon, whose blocks to keep CLEAN: what is allocated in two save round
+        trips, and one reserve.
+        """
         trips = (now_s - self._allocated_since_s) / max(self._round_trip_s.value, _SHORTEST_TRIP_S)
         if trips >= 1.0:
             allocated = self._store.counters.allocated
@@ -145,18 +170,15 @@ class Saves:
             per_trip = (allocated - self._allocated) / trips
             self._burst = max(per_trip, _BURST_MEMORY * self._burst)
             self._allocated, self._allocated_since_s = allocated, now_s
-        # Free slots are given out before any victim.
-        soon = math.ceil(2.0 * self._burst)
-        wanted = soon + self._settings.reserve_blocks - self._store.device.free
-        return min(max(0, wanted), self._settings.device_slots // 2, _MOST_AHEAD)
+        soon = max(math.ceil(2.0 * self._burst), 2 * self._step_blocks)
+        wanted = soon + self._settings.reserve_blocks
+        return min(wanted, self._settings.device_slots // 2, _MOST_AHEAD)
 
-    def _save(self, blocks: Ids, now_s: float, pressing: bool) -> int:
+    def _save(self, blocks: Ids, now_s: float, ahead: int) -> int:
         if not len(blocks):
             return 0
         transfer = self._flights.next_id()
-        copies = self._store.start_save(
-            transfer, blocks, pressing=pressing, displacing=self._displaces
-        )
+        copies = self._store.start_save(transfer, blocks, ahead=ahead, displacing=self._displaces)
         if copies is None:
             return 0
         submit(

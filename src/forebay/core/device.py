@@ -125,6 +125,7 @@ class OwnDevicePool:
         return self._wanted.any(blocks)
 
     def next_victims(self, count: int) -> Ids:
+        count = max(0, count - self.tier.free)
         victims = self._order.peek(count, _ORDINARY)
         if len(victims) < count:
             more = self._order.peek(count - len(victims), _PROTECTED)

@@ -150,5 +150,5 @@ class DevicePool(Protocol):
         ...
 
     def next_victims(self, count: int) -> Ids:
-        """The blocks that would lose their slot first, leaf first."""
+        """The blocks that lose their slot when `count` slots are given out, leaf first."""
         ...

@@ -270,18 +270,18 @@ class Store:
     # -- saves ---------------------------------------------------------------------------------
 
     def start_save(
-        self, transfer: int, blocks: Ids, *, pressing: bool, displacing: bool = False
+        self, transfer: int, blocks: Ids, *, ahead: int = 0, displacing: bool = False
     ) -> CopyPlan | None:
         """Host slots for the first of the DIRTY `blocks` (ancestors first), and their copies.
 
-        `pressing` makes room by giving up host copies of device-resident blocks, then the least
-        recently used host blocks; `displacing` does the latter alone; else only FREE slots are
-        taken. None if none was got.
+        Where they are in the next `ahead` device slots to be given out, host copies of other blocks
+        on the device make room, then the least recently used host blocks; `displacing` does the
+        latter alone; else only FREE slots are taken. None if none was got.
         """
         tier, count = self.host.tier, len(blocks)
-        if pressing and tier.free < count:
-            self._copies_room(count - tier.free, self.device.next_victims(count))
-        if (pressing or displacing) and tier.free < count:
+        if ahead and tier.free < count:
+            self._copies_room(count - tier.free, self.device.next_victims(ahead))
+        if (ahead or displacing) and tier.free < count:
             self._sole_room(count - tier.free)
         blocks = blocks[: self.host.tier.free]
         if not len(blocks):

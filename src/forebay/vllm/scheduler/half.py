@@ -84,7 +84,7 @@ class SchedulerHalf:
         self._clock = clock
         self._by_priority = by_priority
         self._most_running = most_running
-        self._next_step_blocks = -(-step_tokens // settings.block_tokens) + most_running
+        self._next_step_blocks = step = -(-step_tokens // settings.block_tokens) + most_running
         self._device = device = VllmDevicePool(
             pool,
             2 * settings.device_slots + settings.host_slots,
@@ -112,7 +112,9 @@ class SchedulerHalf:
         bounds = self._patience_s, self._piece_blocks
         self._loads = Loads(settings, switch, store, line, flights, ledger, rates, mail, *bounds)
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
-        self._saves = saves = Saves(settings, switch, store, flights, rates, mail, displaces=True)
+        self._saves = saves = Saves(
+            settings, switch, store, flights, rates, mail, displaces=True, step_blocks=step
+        )
         self._mode_file = ModeFile(mode_file, settings.mode)
         self._hints = hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
         self.books = Books(settings, switch, store, pool, ledger, self._loads.link, rates, hints)
@@ -247,9 +249,9 @@ class SchedulerHalf:
         if len(self._line):
             self._ahead.plan(now_s, running, free_run_slots, 0)
         self._copies.name_loads(now_s)
+        self._device.guard(self._next_step_blocks)
         if self._host_slots:
             self._saves.flush(now_s)
-        self._device.guard(self._next_step_blocks)
         self._device.load_stamp = number
         self._lookups.step_over()
         return self._mail.post(number, settle, self._last_blocks.take(number), idle=not step.tokens)
