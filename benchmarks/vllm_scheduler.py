@@ -1,4 +1,4 @@
-"""What the half in vLLM's scheduler costs a step.
+"""What the two halves of the connector for vLLM cost a step.
 
     python benchmarks/vllm_scheduler.py --json FILE        needs vLLM beside this package
 
@@ -7,6 +7,9 @@ values, a modelled link of 52 GB/s, steps of 10 ms on a virtual clock. Then vLLM
 runs over a model of a GPU and its link: a backlog of conversations (10,000 blocks, 24 users of 12k
 tokens, 8 run slots, answers of 16), and prompts that nobody has seen. What is timed is the CPU time
 of the calls that vLLM's scheduler makes, with all that they do to vLLM's pool.
+
+At last the half in vLLM's worker, which runs in the same thread where there is one GPU: its calls
+of a step that starts a load of 784 blocks and a save of 128, small ones that a CPU copies.
 """
 
 from __future__ import annotations
@@ -24,14 +27,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.v1.core.block_pool import BlockPool  # pyright: ignore[reportMissingImports]
 
 from forebay.measure.report import Figure, Goal, arguments, finish
-from forebay.transfer.messages import Completion, Direction, Outcome, Report, Transfer
-from forebay.vllm.adapter import Scheduled, Step
+from forebay.transfer.messages import (
+    Completion,
+    Direction,
+    Outcome,
+    Report,
+    Transfer,
+    TransferClass,
+)
+from forebay.vllm.adapter import KVShape, Scheduled, Step
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.options import Options
 from forebay.vllm.scheduler.half import SchedulerHalf
+from forebay.vllm.worker import WorkerHalf
 
 # The engine on a virtual clock is that of the tests.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "vllm"))
@@ -41,6 +53,7 @@ GOALS = {
     "backlog_ms": Goal(at_most=1.0),
     "no_hits_ms": Goal(at_most=1.0),
     "nothing_new_ms": Goal(at_most=0.1),
+    "worker_ms": Goal(at_most=0.2),
 }
 BLOCKS, WAITING, RUNNING = 100_000, 256, 64
 PROMPT_BLOCKS, RUNNING_BLOCKS = 625, 100
@@ -334,6 +347,51 @@ def engine_figures() -> list[Figure]:
     return figures
 
 
+LOADED, SAVED, WORKER_STEPS = 784, 128, 200
+
+
+def worker_figure() -> Figure:
+    """Of the half in vLLM's worker."""
+    shape = KVShape(BLOCK_TOKENS, 4096, 10_000)
+    host_slots = 20_000
+    options = Options.parse({"host_bytes": host_slots * shape.block_bytes})
+    blocks = torch.zeros((shape.blocks, shape.block_bytes), dtype=torch.uint8)
+    worker = WorkerHalf(shape, options, {"all layers": blocks})
+    dice = np.random.default_rng(1)
+
+    def slots(most: int, count: int, first: int) -> Any:
+        return (first + dice.permutation(most)[:count]).astype(np.int32)
+
+    def transfers(step: int) -> tuple[Transfer, Transfer]:
+        half, after = shape.blocks // 2, np.full(SAVED, step, np.int64)
+        load = slots(half, LOADED, 0), slots(half, LOADED, 0), np.zeros(LOADED, np.int64)
+        save = slots(half, SAVED, half), slots(half, SAVED, half), after
+        kind = TransferClass
+        return (
+            Transfer(2 * step, Direction.LOAD, kind.PREFETCH, 0.0, *load),
+            Transfer(2 * step + 1, Direction.SAVE, kind.SAVE, 0.0, *save),
+        )
+
+    took_ms: list[float] = []
+    ended = 0
+    for step in range(1, WORKER_STEPS + 1):
+        orders = Orders(step, (), (), transfers(step), (), (), idle=False)
+        began_s = time.thread_time()
+        worker.begin(orders)
+        worker.make_ready()
+        worker.launched()
+        worker.step_over()
+        news = worker.news()
+        took_ms.append((time.thread_time() - began_s) * 1e3)
+        while (ended := ended + (len(news.report.completions) if news else 0)) < 2 * step:
+            time.sleep(0.001)
+            news = worker.news()
+    worker.close()
+    settings = {"steps": WORKER_STEPS, "loaded_blocks": LOADED, "saved_blocks": SAVED}
+    method = {"method": "mean CPU time of vLLM's thread"}
+    return Figure("worker_ms", statistics.fmean(took_ms), "ms", took_ms, settings | method)
+
+
 def main() -> int:
     args = arguments(__doc__ or "").parse_args()
     took_ms, moved = measure()
@@ -349,7 +407,9 @@ def main() -> int:
         "method": "mean CPU time of orders and heard; 52 GB/s link, steps of 10 ms",
     }
     figure = Figure("scheduler_ms", statistics.fmean(took_ms), "ms", took_ms, settings)
-    return finish([figure, *engine_figures()], GOALS, json=args.json, strict=args.strict)
+    return finish(
+        [figure, *engine_figures(), worker_figure()], GOALS, json=args.json, strict=args.strict
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ hints, b6 an oracle with loads that cost nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from forebay.bounds import OneOf, chosen
@@ -76,11 +76,11 @@ class ModeSwitch:
     """The mode that all parts of one cache go by, so that it can change while they work."""
 
     mode: Mode
+    policy: Policy = field(init=False)
+    """What the mode allows now."""
 
-    @property
-    def policy(self) -> Policy:
-        """What the mode allows now."""
-        return policy_of(self.mode)
+    def __post_init__(self) -> None:
+        self.policy = policy_of(self.mode)
 
     def change(self, mode: Mode, host_slots: int) -> None:
         """Go by `mode` from now on. Raises SettingsError if it needs a host tier that is not."""
@@ -92,4 +92,4 @@ class ModeSwitch:
                 f"mode {mode.value} needs a host tier, and this cache was made without one; start "
                 "it with host slots, in a mode that has them"
             )
-        self.mode = mode
+        self.mode, self.policy = mode, policy_of(mode)

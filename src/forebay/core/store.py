@@ -115,17 +115,17 @@ class Store:
         return self.device.slot_of(blocks) >= 0
 
     def loads_of(self, blocks: Ids) -> set[int]:
-        """The transfers, un-ended, that fill any of `blocks`."""
+        """The transfers, un-ended, that fill any of `blocks` (of a path: they fill runs of it)."""
         loads = self._load_of.take(blocks)
-        return set(loads[loads > 0].tolist()) if loads.any() else set()
+        return {*loads[:1].tolist(), *loads[1:][loads[1:] != loads[:-1]].tolist()} - {0}
 
     def loading(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether an un-ended transfer fills each block."""
-        return self._load_of[blocks] > 0
+        return self._load_of.take(blocks) > 0
 
     def serials(self, blocks: Ids) -> NDArray[np.int64]:
         """A number for each block that no other block, before or after, has."""
-        return self._serial[blocks]
+        return self._serial.take(blocks)
 
     def dirty(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block is published, on the device alone, to be saved, and not under way."""
