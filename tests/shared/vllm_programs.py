@@ -41,9 +41,20 @@ def engine_options(model: str | Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def asked(name: str, prompt: list[int], answer: int, abort: int | None = None) -> dict[str, Any]:
-    """A request of a round of `served`: aborted after so many steps, if at all."""
-    return {"name": name, "prompt": prompt, "answer": answer, "abort": abort}
+def asked(
+    name: str,
+    prompt: list[int],
+    answer: int,
+    abort: int | None = None,
+    *,
+    after: int = 0,
+    hint: bool = False,
+) -> dict[str, Any]:
+    """A request of a round of `served`: asked `after` so many steps of the round, aborted after so
+    many, if at all; as a hint that its session comes at once, if it is one.
+    """
+    request = {"name": name, "prompt": prompt, "answer": answer, "abort": abort}
+    return {**request, "after": after, "hint": hint}
 
 
 def served(

@@ -2,10 +2,10 @@
 
     python vllm_run.py PLAN.json RESULT.json
 
-The plan has the engine's arguments, and rounds: each a list of requests with a name, a prompt, the
-tokens to answer, and after how many steps to abort it (or null). Before a round the engine may be
-told to reset its prefix cache ("reset"), what lies in host memory to change places ("swap"), and
-loads to stand still for half a second ("hold"). From then on loads may bring nothing
+The plan has the engine's arguments, and rounds: each a list of requests as `vllm_programs.asked`
+makes them. Before a round the engine may be told to reset its prefix cache ("reset"), and host
+memory with it ("forget"), what lies in host memory to change places ("swap"), and loads to stand
+still for half a second ("hold"). From then on loads may bring nothing
 ("bring_nothing"), last blocks may not be copied ("copy_nothing"), and steps may not be held until
 what they read has landed ("launch_at_once"). With "apart" the engine runs in a process of
 its own, as it does for everybody. Workers of a tensor parallel engine do so in any case.
@@ -36,9 +36,12 @@ _MOST_STEPS = 20_000
 _LANES = (0, 1)
 
 
-def greedy(count: int) -> SamplingParams:
+def greedy(count: int, *, hint: bool = False) -> SamplingParams:
     """`count` tokens, each the likeliest."""
-    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+    wishes = {"kv_transfer_params": {"forebay": {"hint": {}}}} if hint else None
+    return SamplingParams(
+        temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, extra_args=wishes
+    )
 
 
 def serve_apart(llm: LLM, rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -62,19 +65,20 @@ def serve_apart(llm: LLM, rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """The tokens of each request, all asked at once; of an aborted one those that came before."""
-    answers: dict[str, list[int]] = {}
-    for asked in requests:
-        engine.add_request(
-            asked["name"], {"prompt_token_ids": asked["prompt"]}, greedy(asked["answer"])
-        )
-        answers[asked["name"]] = []
+    """The tokens of each request; of an aborted one those that came before."""
+    answers: dict[str, list[int]] = {asked["name"]: [] for asked in requests}
+    coming = sorted(requests, key=lambda asked: asked["after"])
     aborts = {asked["name"]: asked["abort"] for asked in requests if asked["abort"] is not None}
     for step in range(_MOST_STEPS):
-        if not engine.has_unfinished_requests():
+        while coming and coming[0]["after"] <= step:
+            asked = coming.pop(0)
+            params = greedy(asked["answer"], hint=asked["hint"])
+            engine.add_request(asked["name"], {"prompt_token_ids": asked["prompt"]}, params)
+        if engine.has_unfinished_requests():
+            for output in engine.step():
+                answers[output.request_id] = list(output.outputs[0].token_ids)
+        elif not coming:
             return answers
-        for output in engine.step():
-            answers[output.request_id] = list(output.outputs[0].token_ids)
         engine.abort_request([name for name, after in aborts.items() if after == step])
     raise SystemExit(f"requests are stuck after {_MOST_STEPS} steps")
 
@@ -161,6 +165,20 @@ def count_preemptions(scheduler: Any) -> list[str]:
     return names
 
 
+def count_near() -> list[int]:
+    """Loads for which a worker in this process holds a step, from now on."""
+    near: list[int] = []
+    expect = WorkerHalf.expect
+
+    def counted(self: WorkerHalf, loads: Sequence[int]) -> bool:
+        there = expect(self, loads)
+        near.extend(loads if there else ())
+        return there
+
+    WorkerHalf.expect = counted
+    return near
+
+
 def main(plan: dict[str, Any]) -> dict[str, Any]:
     """Serve all rounds of `plan`."""
     fork_workers()
@@ -168,11 +186,13 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
     if plan["apart"]:
         return serve_apart(llm, plan["rounds"])
     core = llm.llm_engine.engine_core.engine_core
-    preempted = count_preemptions(core.scheduler)
+    preempted, near = count_preemptions(core.scheduler), count_near()
     rounds: list[dict[str, list[int]]] = []
     for each in plan["rounds"]:
         if each.get("reset"):
             assert llm.reset_prefix_cache()
+        if each.get("forget"):
+            assert llm.reset_prefix_cache(reset_connector=True)
         if each.get("swap"):
             llm.collective_rpc(swap_blocks)
         if each.get("bring_nothing"):
@@ -192,9 +212,12 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         "free": pool.get_num_free_blocks(),
         "blocks": pool.num_gpu_blocks,
         "preempted": len(preempted),
+        "near": len(near),
     }
     if core.scheduler.connector is not None:
-        stats = core.scheduler.connector.scheduler_half.stats()
+        half = core.scheduler.connector.scheduler_half
+        stats = half.stats()
+        result["hints"] = {each.value: count for each, count in half._hints.outcomes.items()}
         result["sources"] = {source.value: count for source, count in stats.sources.items()}
         result["prefetched"] = stats.prefetch_bytes
         result["tensors"] = llm.collective_rpc(tensors)
