@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from forebay.errors import ProtocolError, SettingsError
+from forebay.machine.memory import Memory
+from forebay.transfer import host
 from forebay.transfer.arena import HostArena
+from forebay.transfer.host import HostMemory
 from forebay.transfer.messages import (
     WINDOW_DTYPE,
     Completion,
@@ -59,6 +62,15 @@ def test_a_closed_arena_gives_its_memory_back() -> None:
     del view, arena
     gc.collect()
     assert mapped_kib() - before < size // 2048
+
+
+def test_a_host_pool_above_what_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would give it, and kill the process that fills it."""
+    free = Memory(1 << 30, 1 << 20, 0, None, [])
+    monkeypatch.setattr(host, "read_memory", lambda _: free)
+    HostMemory(256, 4096, None).close()
+    with pytest.raises(SettingsError, match=r"does not fit: 1 MiB are to be had \(of 1 GiB in"):
+        HostMemory(257, 4096, None)
 
 
 def test_an_arena_that_cannot_be_had_is_refused() -> None:

@@ -28,7 +28,7 @@ class HostMemory:
         self._told = False
         size_bytes = slots * block_bytes
         self._arena = (
-            HostArena(size_bytes)
+            _plain(size_bytes)
             if device_index is None
             else _pinned(size_bytes, block_bytes, device_index)
         )
@@ -56,6 +56,17 @@ class HostMemory:
     def close(self) -> None:
         """Give the memory back. Idempotent."""
         self._arena.close()
+
+
+def _plain(size_bytes: int) -> HostArena:
+    """Raises SettingsError for more than is free: the kernel gives it, and kills who fills it."""
+    memory = read_memory(Tree())
+    if memory.room_bytes is not None and size_bytes > memory.room_bytes:
+        raise SettingsError(
+            f"a host pool of {show_size(size_bytes)} does not fit: {show_size(memory.room_bytes)} "
+            f"are to be had ({memory.bound}); use a smaller one"
+        )
+    return HostArena(size_bytes)
 
 
 def _pinned(size_bytes: int, block_bytes: int, device_index: int) -> PinnedArena:
