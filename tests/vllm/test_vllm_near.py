@@ -20,6 +20,7 @@ from vllm_toy import (
 )
 
 from forebay.core.ledger import Source
+from forebay.core.requests import Waiting
 from forebay.transfer.messages import Direction
 from forebay.vllm import connector, worker
 from forebay.vllm.scheduler import near
@@ -205,6 +206,147 @@ def test_a_copy_made_without_a_load_waits_for_the_saves_that_it_would_write_unde
     if rule == "broken":
         monkeypatch.setattr(WorkerHalf, "_saves_reading", lambda self, slots: set())
     assert is_right_afterwards(engine, release) == (rule == "kept")
+
+
+def flying(toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, **params: object) -> ToyEngine:
+    """An idle engine with a request whose loads would be near, but for who waits for them."""
+    engine = toy(hints=1)
+    saved_and_gone(engine)
+    hold(engine)
+    monkeypatch.setattr(near, "_STEP_S", -1.0)
+    engine.ask(prompt_of(1, 200), 1, **params)
+    engine.step()
+    assert engine.half._flights.load_blocks == 12
+    monkeypatch.setattr(near, "_STEP_S", 1.0)
+    return engine
+
+
+def let_go_soon(engine: ToyEngine) -> threading.Timer:
+    release = threading.Timer(0.2, let_go, [engine])
+    release.start()
+    return release
+
+
+def test_its_request_is_looked_up_at_the_very_next_step(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    engine = flying(toy, monkeypatch)
+    (asked,) = (each for each in engine.asked.values() if not each.ended)
+    assert asked.request.skip_reading_prefix_cache
+    engine.half.look()
+    release = let_go_soon(engine)
+    engine.step()
+    assert asked.given, "in one step, of what was found"
+    release.join()
+    engine.run()
+    assert not wrong_answers(engine)
+
+
+def test_others_that_lack_loads_are_not_looked_up(toy: MakeEngine, monkeypatch: pytest.MonkeyPatch):
+    engine = toy(blocks=60)
+    engine.ask(prompt_of(2, 200), 1)
+    engine.run()
+    saved_and_gone(engine)
+    hold(engine)
+    monkeypatch.setattr(near, "_STEP_S", -1.0)
+    first, other = (engine.ask(prompt_of(seed, 200), 1) for seed in (1, 2))
+    engine.step()
+    monkeypatch.setattr(near, "_STEP_S", 1.0)
+    engine.half.look()
+    marked = [each.request.skip_reading_prefix_cache for each in (first, other)]
+    assert marked == [False, True]
+    let_go(engine)
+    engine.run()
+    assert not wrong_answers(engine)
+
+
+def test_no_step_is_held_for_a_hint(toy: MakeEngine, monkeypatch: pytest.MonkeyPatch):
+    engine = flying(toy, monkeypatch, params={"forebay": {"hint": {"eta_s": 60.0}}})
+    engine.half.look()
+    assert not engine.half._near.under_way
+    other = engine.ask(prompt_of(2, 50), 1)
+    engine.step()
+    assert other.given
+    let_go(engine)
+    engine.run()
+
+
+def test_no_step_is_held_where_the_link_stands_still(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    engine = flying(toy, monkeypatch)
+    clock = engine.half._clock
+    monkeypatch.setattr(engine.half, "_clock", lambda: clock() + 5.0)
+    engine.half.look()
+    assert not engine.half._near.under_way
+    let_go(engine)
+    engine.run()
+
+
+def test_no_step_is_held_for_a_load_that_nobody_waits_for_again(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    engine = flying(toy, monkeypatch)
+    (load,) = engine.half._flights._flights.values()
+    load.overdue = True
+    engine.half.look()
+    assert not engine.half._near.under_way
+    load.overdue = False
+    let_go(engine)
+    engine.run()
+
+
+def test_the_more_blocks_vllm_looks_up_the_sooner_it_begins(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    engine = flying(toy, monkeypatch)
+    monkeypatch.setattr(near, "_STEP_S", -1.0)
+    engine.half.look()
+    assert not engine.half._near.under_way
+    monkeypatch.setattr(near, "_BLOCK_S", 1.0)
+    engine.half.look()
+    assert engine.half._near.under_way
+    release = let_go_soon(engine)
+    engine.run()
+    release.join()
+    assert not wrong_answers(engine)
+
+
+def test_who_waits_for_what_cannot_be_found_ahead_goes_on_waiting(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    engine = flying(toy, monkeypatch)
+    (asked,) = (each for each in engine.asked.values() if not each.ended)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.half._device, "find_ahead", lambda blocks: False)
+        engine.half.look()
+        engine.step()
+    assert not asked.request.num_computed_tokens
+    let_go(engine)
+    engine.run()
+    assert engine.half.stats().sources[Source.HOST] == 12
+    assert not wrong_answers(engine)
+
+
+@pytest.mark.parametrize("lacks", ["a load", "room for it"])
+def test_no_step_is_held_for_loads_that_are_not_all_that_is_lacked(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, lacks: str
+):
+    engine = flying(toy, monkeypatch)
+    (entry,) = engine.half._line.head(1)
+
+    def refreshed(entry: Waiting) -> None:
+        """What was saved meanwhile can be loaded too, what was computed is on the device."""
+        entry.to_load, entry.here = (1, 0) if lacks == "a load" else (0, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.half._line, "refresh", refreshed)
+        engine.half.look()
+    assert not engine.half._near.under_way
+    entry.to_load = entry.here = 0
+    let_go(engine)
+    engine.run()
+    assert not wrong_answers(engine)
 
 
 def test_several_workers_hold_no_step(toy: MakeEngine):

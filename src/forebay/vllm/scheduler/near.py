@@ -69,16 +69,13 @@ class NearLoads:
         self._line.refresh(head[0])
         if head[0].here or self._loads.worth(head[0], now_s) or not self._mail.expect(lacking):
             return
-        if all(map(self._find_ahead, flights)):
-            lookups.look_again(lambda record: self._turns.ready(record, now_s))
+        for flight in flights:
+            flight.near = self._device.find_ahead(flight.blocks)
+            self._near.append(flight.id)
+        lookups.look_again(lambda record: self._turns.ready(record, now_s))
 
     def _left_s(self, flights: list[Flight], now_s: float) -> float:
         """How long until they have ended, at the link's rate."""
         blocks = sum(len(flight.blocks) for flight in flights)
         began_s = max(self._copies.landed_s, min(flight.submitted_s for flight in flights))
         return began_s + self._loads.copy_s(blocks) - now_s
-
-    def _find_ahead(self, flight: Flight) -> bool:
-        flight.near = self._device.find_ahead(flight.blocks)
-        self._near.append(flight.id)
-        return flight.near
