@@ -109,7 +109,7 @@ def test_what_vllm_handed_out_while_it_was_saved_is_not_copied_from(
 ):
     """The block is in the books until its save has ended, of which the next steps do not know."""
     if rule == "broken":
-        monkeypatch.setattr(VllmDevicePool, "given_up", lambda self, block: False)
+        monkeypatch.setattr(VllmDevicePool, "given_up", lambda self, blocks: False)
     engine = toy(lag=1, step_tokens=512, window_bytes=BLOCK_BYTES)
     for lane in (0, 1):
         engine.mover.hold_lane(Direction.SAVE, lane)

@@ -21,7 +21,7 @@ from vllm_toy import (
     wrong_answers,
 )
 
-from forebay.core.ledger import Source
+from forebay.core.ledger import MissReason, Source
 from forebay.transfer.messages import Direction, Report
 from forebay.vllm.messages import News
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
@@ -361,6 +361,36 @@ def test_a_block_that_is_forgotten_when_its_save_ends_is_in_no_slot(toy: MakeEng
     engine.run()
     release.join()
     assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+def test_what_vllm_hands_out_while_it_is_saved_is_waited_for(toy: MakeEngine):
+    """It is not on the device any more, and in host memory in a moment."""
+    engine = toy(lag=1, blocks=20, step_tokens=512, window_bytes=BLOCK_BYTES, min_load_tokens=16)
+    engine.ask([8], 1)
+    engine.run()
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.SAVE, lane)
+    first = engine.ask(prompt_of(1, 35), 1)
+    # It ends later, and leaves blocks behind those of the first one.
+    other = engine.ask(prompt_of(2, 96), 6)
+    while not (first.ended and other.ended):
+        engine.step()
+    release = threading.Timer(
+        0.5, lambda: [engine.mover.release_lane(Direction.SAVE, lane) for lane in LANES]
+    )
+    release.start()
+    free = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    takes = engine.ask(prompt_of(3, 16 * (free.index(first.table[0]) + 1) - 3), 1)
+    engine.step()
+    again = engine.ask(prompt_of(1, 40), 4)
+    engine.run()
+    release.join()
+    assert set(first.table[:2]) < set(takes.table)
+    assert again.given == answers(again.prompt, 4)
+    stats = engine.half.stats()
+    assert stats.sources[Source.HOST] == 2
+    assert stats.misses[MissReason.SHORT] == stats.misses[MissReason.LAST] == 0
     assert_nothing_left(engine)
 
 

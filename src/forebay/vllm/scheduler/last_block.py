@@ -58,7 +58,7 @@ class LastBlocks:
             return 0
         if self._flights.lacking(store.loads_of(last)):
             return 0
-        if self._device.given_up(int(last[0])):
+        if self._device.given_up(last[:1]):
             return 0
         # A copy comes too early for what the step fills that is being scheduled.
         if store.device.stamps(last)[0] > store.newest_step:

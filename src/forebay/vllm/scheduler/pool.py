@@ -142,11 +142,11 @@ class VllmDevicePool:
         """They are like any others."""
         self._books.unwant(blocks, False)
 
-    def given_up(self, block: int) -> bool:
-        """Whether vLLM took the slot of `block`, which is in the books while a save of it goes on:
-        something else is to be there, or is already.
+    def given_up(self, blocks: Ids) -> bool:
+        """Whether vLLM took the slot of any of `blocks`, which is in the books while a save of it
+        goes on: something else is to be there, or is already.
         """
-        return bool((self._lost == block).any())
+        return len(self._lost) > 0 and bool(np.isin(self._lost, blocks).any())
 
     def content_of(self, block: int) -> bytes:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""

@@ -69,7 +69,7 @@ class Turns:
         return entry is None or not self.lacks(entry, now_s)
 
     def _asks_again(self, record: Record, entry: Waiting, now_s: float) -> bool:
-        if not self.lacks(entry, now_s):
+        if not self.lacks(entry, now_s) and not self._loses(record, entry, now_s):
             record.turn = Turn.READY
             return False
         self._asked[record.id] = record
@@ -87,6 +87,15 @@ class Turns:
             return True
         ahead = entry.blocks[entry.covered : entry.loadable]
         return entry.here > 0 and bool(self._store.loading(ahead).any())
+
+    def _loses(self, record: Record, entry: Waiting, now_s: float) -> bool:
+        """Whether vLLM took a block of its prompt that is being saved: that is in host memory in a
+        moment, or nowhere. Of a save that does not end it is not known which.
+        """
+        waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
+        if waited_s > self._loads.patience_s(entry, now_s):
+            return False
+        return self._device.given_up(entry.blocks[: entry.loadable])
 
     def begin(self, entry: Waiting, now_s: float) -> None:
         """Its turn comes with the next step, which vLLM schedules right away: start what it
