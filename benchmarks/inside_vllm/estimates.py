@@ -19,7 +19,7 @@ END_S = 5.0
 # Seconds of the first round, and of each further one.
 _ROUND_S: dict[str, tuple[float, float]] = {
     WARM_UP: (3.0, 3.0),
-    "solo": (5.0, 5.0),
+    "solo": (6.0, 6.0),
     "backlog_64": (17.0, 17.0),
     "backlog_16": (14.0, 14.0),
     "no_hits": (4.5, 4.5),
@@ -28,7 +28,7 @@ _ROUND_S: dict[str, tuple[float, float]] = {
     "convoy": (5.0, 5.0),
     "accuracy": (40.0, 40.0),
 }
-_WITHOUT_TIER = {"solo": 3.5, "backlog_64": 32.0, "backlog_16": 28.0}
+_WITHOUT_TIER = {"solo": 4.5, "backlog_64": 32.0, "backlog_16": 28.0}
 """Everything is computed again; and there is no hit in host memory to wait for."""
 _START_S = 42.0
 _START_OURS_S = 47.0

@@ -189,10 +189,14 @@ def _hits(start: Start, ours: str) -> list[Figure]:
         if medians:
             value = statistics.median(hosts) / min(medians)
             made.append(Figure(f"hit_{label}_vs_native", value, "ratio", (), told))
-        ratios = [
-            raw[length]["hinted"]["ttft_ms"] / raw[length]["gpu_hit"]["ttft_ms"] for raw in mine
-        ]
-        made.append(_median(f"hinted_hit_{label}", ratios, told))
+        for against, end in (("gpu_hit", ""), ("rested", "_rested")):
+            ratios = [
+                raw[length]["hinted"]["ttft_ms"] / raw[length][against]["ttft_ms"]
+                for raw in mine
+                if against in raw[length]
+            ]
+            if ratios:
+                made.append(_median(f"hinted_hit_{label}{end}", ratios, told))
     return made
 
 

@@ -38,6 +38,7 @@ def reply(ttft_ms: float, cached: int = 0) -> dict[str, Any]:
 
 def solo(gpu_ms: float, host_ms: float, hinted_ms: float) -> dict[str, Any]:
     kinds = {"cold": 900.0, "gpu_hit": gpu_ms, "host_hit": host_ms, "hinted": hinted_ms}
+    kinds["rested"] = gpu_ms + 3.0
     return {"16384": {kind: reply(ms, 10_000) for kind, ms in kinds.items()}}
 
 
@@ -101,6 +102,7 @@ def test_figures_are_those_of_the_samples(figures: Any, tmp_path: Path):
     assert found["hit_16k"] == pytest.approx(44.0 / 40.0)
     assert found["hit_16k_vs_native"] == pytest.approx(0.5)
     assert found["hinted_hit_16k"] == pytest.approx(1.1)
+    assert found["hinted_hit_16k_rested"] == pytest.approx(1.0)
     assert found["no_hits"] == pytest.approx(0.8)
     assert found["itl"] == pytest.approx(1.1)
 
