@@ -328,6 +328,34 @@ def test_who_waits_for_what_cannot_be_found_ahead_goes_on_waiting(
     assert not wrong_answers(engine)
 
 
+def test_a_link_that_stands_still_holds_one_step_and_no_more(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """What comes later waits as for any load, and is computed once its bound is over."""
+    monkeypatch.setattr(worker, "_AWAIT_S", 0.1)
+    engine = toy(blocks=60)
+    engine.ask(prompt_of(2, 200), 1)
+    engine.run()
+    saved_and_gone(engine)
+    hold(engine)
+    held = engine.ask(prompt_of(1, 200), 4)
+    while not held.ended:
+        engine.step()
+    stalled_s = engine.worker.worker_half.counters()["forebay:stall_seconds"][""]
+    clock = engine.half._clock
+    monkeypatch.setattr(engine.half, "_clock", lambda: clock() + 5.0)
+    other = engine.ask(prompt_of(2, 200), 4)
+    engine.step()
+    assert not other.request.num_computed_tokens
+    while not other.ended:
+        engine.step()
+    assert engine.worker.worker_half.counters()["forebay:stall_seconds"][""] == stalled_s
+    let_go(engine)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
 @pytest.mark.parametrize("lacks", ["a load", "room for it"])
 def test_no_step_is_held_for_loads_that_are_not_all_that_is_lacked(
     toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, lacks: str

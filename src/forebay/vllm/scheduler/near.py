@@ -60,11 +60,13 @@ class NearLoads:
         lacking = self._flights.lacking(head[0].waits) if head else []
         if not lacking or head[0].request.hint is not None:
             return
-        flights = [flight for flight in map(self._flights.get, lacking) if flight is not None]
+        flights = self._flying(lacking)
         if any(flight.cancelled or flight.overdue for flight in flights):
             return
-        # Not where they should have ended long ago: the link stands still, and so would vLLM.
-        if abs(self._left_s(flights, now_s)) > _STEP_S + len(head[0].blocks) * _BLOCK_S:
+        # Not where they should have ended long ago, or near ones before them: the link stands
+        # still, and so would vLLM, each time until the worker gives up waiting.
+        left_s = self._left_s([*self._flying(self._near), *flights], now_s)
+        if abs(left_s) > _STEP_S + len(head[0].blocks) * _BLOCK_S:
             return
         self._line.refresh(head[0])
         if head[0].here or self._loads.worth(head[0], now_s) or not self._mail.expect(lacking):
@@ -73,6 +75,9 @@ class NearLoads:
             flight.near = self._device.find_ahead(flight.blocks)
             self._near.append(flight.id)
         lookups.look_again(lambda record: self._turns.ready(record, now_s))
+
+    def _flying(self, transfers: list[int]) -> list[Flight]:
+        return [flight for flight in map(self._flights.get, transfers) if flight is not None]
 
     def _left_s(self, flights: list[Flight], now_s: float) -> float:
         """How long until they have ended, at the link's rate."""
