@@ -12,7 +12,9 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
+import tiny_models
 from vllm_programs import asked, connector, engine_options, ran, served
+from vllm_ways import ENGINE, MOST_TOKENS, WAYS, not_gone, rounds, unanswered, unlike
 
 # Little room, so that requests are preempted; one running at a time lets others queue.
 CROWDED = {"max_num_seqs": 4, "num_gpu_blocks_override": 34}
@@ -159,6 +161,19 @@ def test_engines_side_by_side_each_have_host_memory_of_their_own(tiny_llama: Pat
     assert told["before"] == told["after"]
     # After the reset the engines' own caches had nothing but what was loaded.
     assert told["cached"] == [192] * len(told["cached"])
+
+
+@pytest.mark.timeout(600)
+def test_all_ways_to_its_kv_give_a_prompt_the_same_tokens(tmp_path: Path):
+    """In float32; in vLLM's batch-invariant mode on a GPU tests/gpu asks for the same bits."""
+    model = tiny_models.build("llama", head_dim=32, max_position_embeddings=MOST_TOKENS)
+    model.save_pretrained(tmp_path / "model")
+    # Fewer blocks than all prompts have, so that some are preempted.
+    ours = with_ours(tmp_path / "model", num_gpu_blocks_override=70, **ENGINE)
+    told = served(tmp_path, rounds(), ours)
+    assert [(way, found) for way in WAYS if (found := unlike(told, way))] == []
+    assert [(way, found) for way in WAYS if (found := unanswered(told, way))] == []
+    assert not_gone(told) == []
 
 
 @pytest.mark.timeout(600)
