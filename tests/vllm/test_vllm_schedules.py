@@ -129,39 +129,6 @@ def test_a_request_may_leave_the_cache_alone(toy: MakeEngine):
     assert not wrong_answers(engine)
 
 
-def test_a_reset_of_the_connector_forgets_what_was_saved(toy: MakeEngine):
-    engine = toy()
-    engine.ask(prompt_of(1, 200), 1)
-    engine.run()
-    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
-    engine.ask(prompt_of(1, 200), 1)
-    engine.run()
-    assert engine.half.stats().loaded_bytes == 0
-
-
-def test_what_is_on_its_way_when_the_connector_is_reset_is_not_found(
-    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(NearLoads, "approach", lambda *_: None)
-    engine = toy()
-    engine.ask(prompt_of(1, 200), 1)
-    engine.run()
-    engine.scheduler.reset_prefix_cache()
-    for lane in LANES:
-        engine.mover.hold_lane(Direction.LOAD, lane)
-    engine.ask(prompt_of(1, 200), 1)
-    engine.step()
-    assert engine.half._flights.load_blocks
-    engine.scheduler.reset_connector_cache()
-    for lane in LANES:
-        engine.mover.release_lane(Direction.LOAD, lane)
-    engine.run()
-    assert engine.half.stats().loaded_bytes
-    assert engine.half.stats().sources[Source.HOST] == 0
-    assert engine.half.stats().sources[Source.DEVICE] == 0
-    assert_nothing_left(engine)
-
-
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_lives(toy: MakeEngine, seed: int, lag: int):
