@@ -87,6 +87,7 @@ def config(**changes: Any) -> Any:
         "speculative_config": None,
         "lora_config": None,
         "ec_transfer_config": None,
+        "kv_transfer_config.kv_role": "kv_both",
     }
     made = SimpleNamespace()
     for name, value in {**settings, **changes}.items():
@@ -117,6 +118,7 @@ def config(**changes: Any) -> Any:
         ("speculative_config", object(), "speculative"),
         ("lora_config", object(), "LoRA"),
         ("ec_transfer_config", object(), "encoder-cache"),
+        ("kv_transfer_config.kv_role", "kv_producer", "kv_role kv_producer"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_the_reason(name: str, value: Any, said: str):

@@ -39,7 +39,9 @@ def check_cache(kv_cache_config: Any) -> None:
 
 def _configured(config: Any) -> list[tuple[bool, str]]:
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    role = getattr(config.kv_transfer_config, "kv_role", None)
     return [
+        (role not in (None, "kv_both"), f"the kv_role {role} (it saves and loads: kv_both)"),
         (not cache.enable_prefix_caching, "prefix caching off, by which vLLM finds what is loaded"),
         (cache.prefix_caching_hash_algo not in HASH_BYTES, "this prefix_caching_hash_algo"),
         (cache.cache_dtype not in _PLAIN_KV, f"a KV cache of {cache.cache_dtype} (scales inside)"),
