@@ -37,7 +37,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         num_attention_heads=16,
         num_key_value_heads=8,
         intermediate_size=2048,
-        num_hidden_layers=8,
+        num_hidden_layers=4,
         max_position_embeddings=MOST_TOKENS,
         initializer_range=0.05,
     )

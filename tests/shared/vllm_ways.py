@@ -62,7 +62,7 @@ def rounds() -> list[dict[str, Any]]:
         {"requests": _crowd("computed", {}), "forget": True},
         {"requests": _crowd("once more", {})},
         {"requests": _crowd("host", {}), "reset": True},
-        *({"requests": [_request("near", place)], "reset": True} for place in EACH),
+        *({"requests": [_request("near", place)], "reset": True} for place in EACH[::3]),
         *({"requests": _hinted("hinted", place, 0), "reset": True} for place in HINTED),
         {"requests": _crowd("leaving", ABORTS), "reset": True},
         {"requests": _mixed(), "reset": True},
