@@ -47,6 +47,7 @@ NOT_RUN = {
         "curl --fail-with-body -s http://127.0.0.1:8000/metrics | grep -E \\",
     ),
     ("vllm.md", ".venv-vllm/bin/python tests/vllm/vllm_cli.py serve ~/.cache/forebay/smollm2-* \\"),
+    ("vllm.md", "curl --fail-with-body -s http://127.0.0.1:8000/v1/completions \\"),
     ("vllm.md", "echo b0 > /run/forebay/mode"),
     (
         "vllm.md",

@@ -136,6 +136,19 @@ def test_a_hint_brings_what_its_session_finds(server: VllmServer):
     assert server.value("forebay:prefetch_bytes_total", "used") > used
 
 
+def test_the_documented_hint_is_taken_up(server: VllmServer):
+    words = commands("curl --fail-with-body -s http://127.0.0.1:8000/v1/completions")
+    asked = json.loads(words[words.index("-d") + 1])
+    assert asked["max_tokens"] == 1
+    answer = server.client.completions.create(
+        model=server.model,
+        prompt=text(40),
+        max_tokens=1,
+        extra_body={"kv_transfer_params": asked["kv_transfer_params"]},
+    )
+    assert set(answer.kv_transfer_params["forebay"]["hint"]) == {"found_tokens", "expiry_s"}
+
+
 def test_what_is_not_understood_is_named_and_the_answer_given(server: VllmServer):
     answer = server.ask(text(5), no_cache="yes", speed=11)
     assert set(answer.kv_transfer_params["forebay"]["ignored"]) == {"no_cache", "speed"}
@@ -186,7 +199,7 @@ def test_metrics_are_those_that_are_documented(server: VllmServer):
 
 
 def test_the_documented_look_at_metrics_shows_them(server: VllmServer):
-    words = commands("curl --fail-with-body")
+    words = commands("curl --fail-with-body -s http://127.0.0.1:8000/metrics")
     pattern = words[words.index("-E") + 1]
     text = "".join(f"{name}_total\n" for name in SHOWN)
     shown = [line for line in text.splitlines() if re.match(pattern, line)]
