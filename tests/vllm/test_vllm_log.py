@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.vllm.options import Options
-from forebay.vllm.seen.log import join_log, tell_sizes
+from forebay.vllm.seen.log import join_log, tell_sizes, warnings_told
 
 
 @pytest.fixture
@@ -46,6 +46,22 @@ def test_the_sizes_are_said_once_in_vllms_form(theirs: io.StringIO, workers: int
     (line,) = theirs.getvalue().splitlines()
     assert line.startswith("VLLM INFO Forebay ")
     assert "in mode b4: host memory for 32,768 tokens (4 GiB), vLLM's own for 1,600;" in line
+
+
+def test_host_memory_that_is_too_small_is_warned_of_in_vllms_form(
+    theirs: io.StringIO, recwarn: pytest.WarningsRecorder
+):
+    logging.getLogger("forebay").propagate = False
+    join_log()
+    with warnings_told():
+        Options.parse({"host_bytes": "1MiB"}).settings(
+            block_tokens=16, block_bytes=1 << 18, device_slots=100
+        )
+    (line,) = theirs.getvalue().splitlines()
+    assert line.startswith(
+        "VLLM WARNING Forebay: the host tier (4 blocks) is smaller than the device"
+    )
+    assert not recwarn.list
 
 
 def test_logging_that_its_user_has_set_up_is_left_alone(

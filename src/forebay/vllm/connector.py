@@ -42,7 +42,7 @@ from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.scheduler.half import SchedulerHalf
 from forebay.vllm.seen.kv_events import as_vllm_events
-from forebay.vllm.seen.log import join_log, tell_sizes
+from forebay.vllm.seen.log import join_log, tell_sizes, warnings_told
 from forebay.vllm.seen.measures import Growth, Stopwatch
 from forebay.vllm.seen.metrics import ForebayPromMetrics, ForebayStats
 from forebay.vllm.worker import WorkerHalf, device_of
@@ -149,11 +149,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 f"{shape.block_tokens}): this version is not supported"
             )
         limits = config.scheduler_config
-        settings = self._options.settings(
-            block_tokens=shape.block_tokens,
-            block_bytes=shape.block_bytes,
-            device_slots=gpu_block_pool.num_gpu_blocks - 1,
-        )
+        with warnings_told():
+            settings = self._options.settings(
+                block_tokens=shape.block_tokens,
+                block_bytes=shape.block_bytes,
+                device_slots=gpu_block_pool.num_gpu_blocks - 1,
+            )
         tell_sizes(settings, self._ranks)
         self._scheduler = self._pair.scheduler = SchedulerHalf(
             settings,

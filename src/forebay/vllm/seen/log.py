@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from forebay.config import CacheSettings
 from forebay.machine.sizes import show_size
@@ -23,6 +26,16 @@ def join_log() -> None:
         ours.addHandler(handler)
     ours.setLevel(theirs.level)
     ours.propagate = False
+
+
+@contextmanager
+def warnings_told() -> Generator[None]:
+    """Log what is warned of here, which would be a line of its own form on standard error."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for each in said:
+        _logger.warning("Forebay: %s", each.message)
 
 
 def tell_sizes(settings: CacheSettings, workers: int) -> None:
