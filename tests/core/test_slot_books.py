@@ -318,6 +318,17 @@ def test_a_guard_lasts_until_something_changes():
     assert queue.forwards()[0] != 0
 
 
+def test_a_guard_of_few_does_not_last_for_more():
+    books, queue = SlotBooks(8, 8), Queue(Slotted, 8)
+    books.settle_in(ids(list(range(8))), ids(list(range(8))), SlotState.CLEAN)
+    books.lease(ids([3]), True)
+    free = FreeQueue(queue, queue.blocks)
+    free.guard(books, 2)
+    assert queue.forwards() == list(range(8))
+    free.guard(books, 4)
+    assert queue.forwards()[-1] == 3
+
+
 def test_what_is_not_as_vllm_has_it_is_refused():
     queue = Queue(Slotted, 2)
     with pytest.raises(ProtocolError, match="a list"):

@@ -124,11 +124,12 @@ std::int64_t FreeQueue::make_way(const SlotBooks& books, std::int64_t count, std
 
 void FreeQueue::guard(const SlotBooks& books, std::int64_t count) {
   const auto free = nb::cast<std::int64_t>(queue_.attr("num_free_blocks"));
-  const bool as_before = guarded_version_ == books.version() &&
+  const bool as_before = count <= guarded_count_ && guarded_version_ == books.version() &&
                          before_.get(tail_).is(guarded_end_) &&
                          guarded_free_ - free <= count / kSparePart;
   if (as_before) return;
   make_way(books, count + count / kSparePart, kLooked * count);
+  guarded_count_ = count;
   guarded_end_ = before_.get(tail_);
   guarded_version_ = books.version();
   guarded_free_ = free;

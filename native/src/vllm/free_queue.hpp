@@ -54,8 +54,8 @@ class FreeQueue {
   // of those stand in front now, `count` at most.
   std::int64_t make_way(const SlotBooks& books, std::int64_t count, std::int64_t most);
 
-  // The same for `count` that may be taken at any time, and some more; not where it was done before,
-  // nothing changed but that a few were taken, and so enough stand there still.
+  // The same for `count` that may be taken at any time, and some more; not where it was done before
+  // for as many, nothing changed but that a few were taken, and so enough stand there still.
   void guard(const SlotBooks& books, std::int64_t count);
 
   // The ids of a list of blocks.
@@ -80,6 +80,7 @@ class FreeQueue {
   Attribute id_;
   Attribute before_;
   Attribute behind_;
+  std::int64_t guarded_count_ = 0;
   nanobind::object guarded_end_;
   std::int64_t guarded_version_ = -1;
   std::int64_t guarded_free_ = 0;

@@ -22,7 +22,6 @@ from forebay.core.arrays import EMPTY_IDS, Ids
 from forebay.core.flights import Flight, Flights
 from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Average, Rates
-from forebay.core.slots import SlotState
 from forebay.core.store import Store
 from forebay.transfer.messages import Completion, Direction, TransferClass
 from forebay.transfer.mover import Mover
@@ -118,7 +117,7 @@ class Saves:
         in_use = 0
         if room > 0 and self._look_again:
             ahead = self._ahead(now_s)
-            any_dirty = self._store.device.counts()[SlotState.DIRTY] > 0
+            any_dirty = self._store.device.dirty > 0
             dirty = self._store.next_to_clean(ahead) if any_dirty else EMPTY_IDS
             self._look_again = len(dirty) > room
             room -= self._save(dirty[:room], now_s, ahead)

@@ -40,6 +40,10 @@ class OwnDevicePool:
         return self.tier.free
 
     @property
+    def dirty(self) -> int:
+        return self.tier.dirty
+
+    @property
     def quarantined(self) -> int:
         return self.tier.quarantined
 

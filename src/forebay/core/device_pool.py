@@ -41,6 +41,11 @@ class DevicePool(Protocol):
         ...
 
     @property
+    def dirty(self) -> int:
+        """Slots in which something lies of which nothing below has a copy."""
+        ...
+
+    @property
     def quarantined(self) -> int:
         """Slots out of use for good."""
         ...

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from forebay._native import EvictionOrder
 from forebay.core.arrays import Ids
-from forebay.core.slots import SlotState, TierSlots
+from forebay.core.slots import SlotState, TierSlots, in_state
 from forebay.errors import ProtocolError
 
 _COPIES, _SOLE = 0, 1
@@ -57,7 +57,7 @@ class HostPool:
 
     def valid(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block has a host slot whose save has completed."""
-        return self.tier.state(self._slot.take(blocks)) == SlotState.CLEAN
+        return in_state(self.tier.state(self._slot.take(blocks)), SlotState.CLEAN)
 
     def take(self, blocks: Ids) -> None:
         """Give each of `blocks` a slot in SAVING. The caller checked `tier.free`."""

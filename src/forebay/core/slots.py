@@ -47,6 +47,12 @@ _NEXT: dict[SlotState, frozenset[SlotState]] = {
 _ALLOWED: NDArray[np.bool_] = np.array([[to in _NEXT[at] for at in SlotState] for to in SlotState])
 
 
+def in_state(states: NDArray[np.int8], state: SlotState) -> NDArray[np.bool_]:
+    """Where `states` have `state`."""
+    # As a plain number: beside an enumeration's member numpy takes several times as long.
+    return states == int(state)
+
+
 class TierSlots:
     """`count` slots of one tier, of which the first `opened` can be used; see :meth:`open`.
 
@@ -95,6 +101,11 @@ class TierSlots:
         return self._stamp.take(slots)
 
     @property
+    def dirty(self) -> int:
+        """DIRTY slots."""
+        return self._counts[SlotState.DIRTY]
+
+    @property
     def quarantined(self) -> int:
         """QUARANTINED slots."""
         return self._counts[SlotState.QUARANTINED]
@@ -140,7 +151,7 @@ class TierSlots:
         if np.count_nonzero(_ALLOWED[state].take(before)) < len(slots):
             found = {SlotState(int(value)).name for value in before}
             raise ProtocolError(f"slots in {sorted(found)} cannot become {state.name}")
-        self._state.put(slots, state)
+        self._state.put(slots, int(state))
         self._recount(before, state)
         if state is SlotState.FREE:
             self._put_back(slots)
@@ -190,7 +201,7 @@ class TierSlots:
 
     def _hand_out(self, pieces: list[Ids], state: SlotState) -> Ids:
         slots = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        self._state.put(slots, state)
+        self._state.put(slots, int(state))
         self._counts[SlotState.FREE] -= len(slots)
         self._counts[state] += len(slots)
         return slots

@@ -20,7 +20,7 @@ from forebay.core.device import OwnDevicePool
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.directory import Directory, Match, Session
 from forebay.core.host import HostPool
-from forebay.core.slots import SlotState
+from forebay.core.slots import SlotState, in_state
 from forebay.errors import ProtocolError
 
 
@@ -129,7 +129,7 @@ class Store:
 
     def dirty(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block is published, on the device alone, to be saved, and not under way."""
-        dirty = self.device.state(blocks) == SlotState.DIRTY
+        dirty = in_state(self.device.state(blocks), SlotState.DIRTY)
         if np.count_nonzero(dirty):
             dirty &= self._published.take(blocks) & ~self._withheld.take(blocks)
         return dirty
@@ -392,7 +392,7 @@ class Store:
         blocks = blocks[~self._published.take(blocks)]
         if not len(blocks):
             return
-        saving = self.host.tier.state(self.host.slot_of(blocks)) == SlotState.SAVING
+        saving = in_state(self.host.tier.state(self.host.slot_of(blocks)), SlotState.SAVING)
         held = (self.device.leases(blocks) > 0) | self.device.busy(blocks)
         held |= self.host.held(blocks) | saving | (self._serial[blocks] == 0)
         gone = blocks[~held]

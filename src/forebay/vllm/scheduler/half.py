@@ -34,6 +34,7 @@ from forebay.vllm.messages import News, Orders
 from forebay.vllm.scheduler.books import Books
 from forebay.vllm.scheduler.control import ModeFile
 from forebay.vllm.scheduler.copies import Copies
+from forebay.vllm.scheduler.guard import Guard
 from forebay.vllm.scheduler.hints import ANSWER_S, NO_HINTS, HintBounds, Hints
 from forebay.vllm.scheduler.last_block import LastBlocks
 from forebay.vllm.scheduler.lately import Lately
@@ -84,7 +85,7 @@ class SchedulerHalf:
         self._clock = clock
         self._by_priority = by_priority
         self._most_running = most_running
-        self._next_step_blocks = step = -(-step_tokens // settings.block_tokens) + most_running
+        step = -(-step_tokens // settings.block_tokens) + most_running
         self._device = device = VllmDevicePool(
             pool,
             2 * settings.device_slots + settings.host_slots,
@@ -92,15 +93,13 @@ class SchedulerHalf:
             kept_free=kept_free,
             frees_idle=frees_idle,
         )
+        self._guard = Guard(
+            device, settings.block_tokens, step_tokens, most_running, in_order=not by_priority
+        )
         # The worker says how many there are, with its first output: saves wait for that.
         self._host_slots = 0
-        self._store = store = Store(
-            key_bytes,
-            settings.device_slots,
-            settings.host_slots,
-            self._device,
-            lambda: self._host_slots,
-        )
+        slots = settings.device_slots, settings.host_slots
+        self._store = store = Store(key_bytes, *slots, device, lambda: self._host_slots)
         self._mail = mail = Mailbox(settings.device_slots, hands)
         self.rates = rates = Rates(Average(settings.link_bytes_per_s))
         self._switch = switch = ModeSwitch(settings.mode)
@@ -249,7 +248,8 @@ class SchedulerHalf:
         if len(self._line):
             self._ahead.plan(now_s, running, free_run_slots, 0)
         self._copies.name_loads(now_s)
-        self._device.guard(self._next_step_blocks)
+        runs = (record.request for record in self._running.values())
+        self._guard.scheduled(step, runs, self._line)
         if self._host_slots:
             self._saves.flush(now_s)
         self._device.load_stamp = number

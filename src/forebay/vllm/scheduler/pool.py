@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from forebay._native import FreeQueue, SlotBooks
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
 from forebay.core.device_pool import LeaseKind
-from forebay.core.slots import SlotState
+from forebay.core.slots import SlotState, in_state
 from forebay.errors import ProtocolError
 from forebay.vllm.adapter import (
     Block,
@@ -115,7 +115,7 @@ class VllmDevicePool:
             lost = _both(lost, self._books.all_blocks())
         if not len(lost):
             return EMPTY_IDS
-        saving = self._books.state(lost) == SlotState.SAVING
+        saving = in_state(self._books.state(lost), SlotState.SAVING)
         if not np.count_nonzero(saving):
             self._lost = EMPTY_IDS
             return self._vacate(lost)
@@ -164,6 +164,10 @@ class VllmDevicePool:
         return max(0, min(self._pool.get_num_free_blocks(), self.slots - self._books.known))
 
     @property
+    def dirty(self) -> int:
+        return self._books.in_state(SlotState.DIRTY)
+
+    @property
     def quarantined(self) -> int:
         return self._books.in_state(SlotState.QUARANTINED)
 
@@ -198,7 +202,7 @@ class VllmDevicePool:
         return ousted
 
     def forget(self, blocks: Ids) -> None:
-        loading = blocks[self._books.state(blocks) == SlotState.LOADING]
+        loading = blocks[in_state(self._books.state(blocks), SlotState.LOADING)]
         given_back = self._vllm_blocks(loading)
         self._disown(loading)
         self._books.leave(blocks)
