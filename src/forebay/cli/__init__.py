@@ -19,7 +19,6 @@ from forebay.engine.settings import EngineSettings
 _DEMO, _ENGINE = DemoSettings(), EngineSettings()
 
 app = typer.Typer(
-    help="Look-ahead KV-cache prefetching for LLM serving.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -70,7 +69,10 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Look-ahead KV-cache prefetching for LLM serving."""
+    """Look-ahead KV-cache prefetching for LLM serving.
+
+    Inside vLLM it is a KV connector, ForebayConnector, and needs no command of these.
+    """
 
 
 @app.command()
