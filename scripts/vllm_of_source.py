@@ -16,7 +16,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("policy", "resets", "schedules", "near", "hints", "seen", "pitfalls", "refused", "options")
+TESTS = (
+    "policy",
+    "resets",
+    "schedules",
+    "near",
+    "idle_lives",
+    "hints",
+    "seen",
+    "pitfalls",
+    "refused",
+    "options",
+)
 
 
 def main(folder: str, arguments: list[str]) -> int:

@@ -8,9 +8,10 @@ Where several workers share the work, each keeps all KV and positions are read f
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ def answers(prompt: list[int], count: int) -> list[int]:
         state = _mix(state, given[-1])
         total += state
     return given
+
+
+def states_of(tokens: Iterable[int]) -> list[int]:
+    """The KV of each of `tokens`, the first ones of a request."""
+    return list(itertools.accumulate(tokens, _mix, initial=1))[1:]
 
 
 def _mix(state: int, token: int) -> int:

@@ -1,0 +1,83 @@
+"""What must hold between any two steps of a toy engine: the books, and the bytes in every tier."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm_toy import BLOCK_BYTES, BLOCK_TOKENS, ToyEngine, states_of
+
+from forebay.core.slots import SlotState
+
+
+class Watched:
+    """Knows what is to be in each block of `engine`, by vLLM's hash of it."""
+
+    def __init__(self, engine: ToyEngine) -> None:
+        self._engine = engine
+        self._content: dict[bytes, NDArray[np.int64]] = {}
+        self._known: dict[str, int] = {}
+
+    def check_books(self) -> None:
+        """Where a block is in the books vLLM has it cached, and its queue of free blocks holds
+        those that nobody uses, each once.
+        """
+        pool, device = self._engine.pool, self._engine.half._device
+        self._engine.half._catch_up()
+        blocks = device._books.all_blocks()
+        states, slots = device.state(blocks).tolist(), device.slot_of(blocks).tolist()
+        for block, state, slot in zip(blocks.tolist(), states, slots, strict=True):
+            there = pool.blocks[slot]
+            named = None if there.block_hash is None else there.block_hash[:-4]
+            if state == SlotState.LOADING:
+                assert there.ref_cnt > 0
+                assert named in (None, device.content_of(block))
+            elif not device.given_up(block):
+                assert named == device.content_of(block)
+        queue = pool.free_block_queue
+        free = [block.block_id for block in queue.get_all_free_blocks()]
+        back, at = [], queue.fake_free_list_tail
+        while (at := at.prev_free_block) is not queue.fake_free_list_head:
+            back.append(at.block_id)
+        unused = [each.block_id for each in pool.blocks if not (each.ref_cnt or each.is_null)]
+        assert free == back[::-1]
+        assert len(free) == queue.num_free_blocks
+        assert sorted(free) == unused
+
+    def check_device(self) -> None:
+        """All that vLLM finds is right, if no step and no load that it counts on is under way."""
+        if self._engine._scheduled or any(
+            worker.worker_half._expected for worker in self._engine.workers
+        ):
+            return
+        self._learn()
+        cached = [block for block in self._engine.pool.blocks if block.block_hash is not None]
+        for block in cached:
+            want = self._content[block.block_hash[:-4]]
+            assert (self._engine._content[:, block.block_id] == want).all()
+
+    def check_host(self) -> None:
+        """All that can be loaded is right, at each worker."""
+        self._learn()
+        store, device = self._engine.half._store, self._engine.half._device
+        everything = np.arange(store.max_blocks, dtype=np.int32)
+        saved = everything[store.host.valid(everything) & store._published]
+        slots = store.host.slot_of(saved).tolist()
+        for worker in self._engine.workers:
+            base = worker.worker_half._host.pool.base_address
+            for block, slot in zip(saved.tolist(), slots, strict=True):
+                there = ctypes.string_at(base + slot * BLOCK_BYTES, BLOCK_BYTES)
+                want = self._content[device.content_of(block)]
+                assert (np.frombuffer(there, np.int64) == want).all()
+
+    def _learn(self) -> None:
+        for name, asked in self._engine.asked.items():
+            hashes = asked.request.block_hashes
+            if self._known.get(name) == len(hashes):
+                continue
+            self._known[name] = len(hashes)
+            whole = itertools.islice(asked.request.all_token_ids, len(hashes) * BLOCK_TOKENS)
+            states = np.array(states_of(whole), np.int64).reshape(-1, BLOCK_TOKENS)
+            self._content.update(zip(hashes, states, strict=True))
