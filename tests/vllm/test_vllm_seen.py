@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
@@ -26,6 +27,7 @@ from vllm_toy import (
 
 from forebay.core.ledger import Source
 from forebay.vllm.connector import ForebayConnector
+from forebay.vllm.seen.events import HostEvents, Removed, Stored
 
 
 def switch(engine: ToyEngine, file: Path, mode: str) -> None:
@@ -85,6 +87,24 @@ def test_events_tell_what_host_memory_has_by_vllms_hashes(toy: MakeEngine):
     engine.run()
     gone = [each for each in engine.events if isinstance(each, BlockRemoved)]
     assert {h for each in gone if each.medium == "CPU" for h in each.block_hashes} == here
+
+
+def test_what_host_memory_has_twice_is_gone_with_the_last():
+    """In a block that a copy still reads, matched by nobody, and in one that was computed anew."""
+    content = {1: b"one", 2: b"two", 3: b"two"}
+    events = HostEvents(8, 2, content.__getitem__)
+    events.named(np.array([1, 2], np.int32), -1, [1, 2, 3, 4])
+    events.named(np.array([3], np.int32), 1, [3, 4])
+    for blocks in ([1, 2], [3]):
+        events.saved(np.array(blocks, np.int32))
+    assert events.take() == [
+        Stored([b"one", b"two"], None, [1, 2, 3, 4]),
+        Stored([b"two"], b"one", [3, 4]),
+    ]
+    events.dropped(np.array([2], np.int32))
+    assert not events.waiting
+    events.dropped(np.array([1, 3], np.int32))
+    assert events.take() == [Removed([b"one", b"two"])]
 
 
 def test_two_salts_never_share(toy: MakeEngine):

@@ -33,6 +33,9 @@ class Removed:
 class HostEvents:
     """Collects events until `take`. A `HostWatch` of the host tier.
 
+    The same content may be in two blocks there: in one that is not matched any more and that a copy
+    still reads, and in one that was computed anew. It is gone with the last of them.
+
     Blocks are ids below `max_blocks` of `block_tokens` tokens, `hash_of` is vLLM's hash of one.
     """
 
@@ -41,6 +44,8 @@ class HostEvents:
         self._parent: Ids = np.full(max_blocks, -1, np.int32)
         self._tokens: NDArray[np.int32] = np.zeros((max_blocks, block_tokens), np.int32)
         self._events: list[Stored | Removed] = []
+        # How many blocks there have each content.
+        self._there: dict[bytes, int] = {}
 
     def named(self, blocks: Ids, parent: int, tokens: Sequence[int]) -> None:
         """`blocks` follow one another, the first one `parent` (-1: none), and hold `tokens`."""
@@ -52,9 +57,12 @@ class HostEvents:
         """`blocks` (root first) are in host memory from now on."""
         for run in self._runs(blocks):
             before = int(self._parent[run[0]])
+            hashes = [self._hash_of(block) for block in run.tolist()]
+            for each in hashes:
+                self._there[each] = self._there.get(each, 0) + 1
             self._events.append(
                 Stored(
-                    [self._hash_of(block) for block in run.tolist()],
+                    hashes,
                     None if before < 0 else self._hash_of(before),
                     self._tokens[run].ravel().tolist(),
                 )
@@ -62,8 +70,9 @@ class HostEvents:
 
     def dropped(self, blocks: Ids) -> None:
         """`blocks`, saved before, are not in host memory from now on."""
-        if len(blocks):
-            self._events.append(Removed([self._hash_of(block) for block in blocks.tolist()]))
+        gone = [each for each in map(self._hash_of, blocks.tolist()) if self._is_gone(each)]
+        if gone:
+            self._events.append(Removed(gone))
 
     @property
     def waiting(self) -> bool:
@@ -79,3 +88,12 @@ class HostEvents:
         """Parts of `blocks` in which each is the parent of the next."""
         breaks = np.flatnonzero(self._parent[blocks[1:]] != blocks[:-1]) + 1
         return (run for run in np.split(blocks, breaks) if len(run))
+
+    def _is_gone(self, content: bytes) -> bool:
+        """One block with this content is not there any more. Whether it was the last."""
+        left = self._there[content] - 1
+        if left:
+            self._there[content] = left
+        else:
+            del self._there[content]
+        return not left
