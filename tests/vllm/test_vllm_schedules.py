@@ -343,6 +343,10 @@ def test_what_vllm_hands_out_while_it_is_saved_is_waited_for(toy: MakeEngine):
     other = engine.ask(prompt_of(2, 96), 6)
     while not (first.ended and other.ended):
         engine.step()
+    save = engine.half._flights.get(min(engine.half._flights._flights))
+    while not save.issued:  # or it is cancelled before a byte of it is copied
+        assert engine.mover.wait_news(5.0)
+        engine.half.look()
     release = threading.Timer(
         0.5, lambda: [engine.mover.release_lane(Direction.SAVE, lane) for lane in LANES]
     )
