@@ -145,3 +145,31 @@ def _noting(
         begin(self, orders)
 
     return noted
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_what_lies_in_two_slots_is_there_while_one_is(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """The last block of a prompt, computed twice."""
+    monkeypatch.setattr(LastBlocks, "tokens", lambda self, record, entry: 0)
+    if rule == "broken":
+        monkeypatch.setattr(VllmDevicePool, "note_twins", lambda self, blocks: None)
+    engine = toy()
+    first = engine.ask(prompt_of(1, WHOLE), 1)
+    engine.run()
+    again = engine.ask(prompt_of(1, WHOLE), 1)
+    engine.run()
+    store, device = engine.half._store, engine.half._device
+    keys = b"".join(first.request.block_hashes)
+    last = store.match(engine.half._namespace, keys).ids[-1:]
+    assert device.slot_of(last).tolist() == first.table[-1:] != again.table[-1:]
+    # Of what is free the older one of both is next, behind all that was never used.
+    engine.half._lately.drop_all()
+    free = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    takes = free.index(first.table[-1]) + 1
+    engine.ask(prompt_of(2, takes * 16 - 1), 1)
+    engine.run()
+    there = device.slot_of(last).tolist()
+    assert there == (again.table[-1:] if rule == "kept" else [-1])
+    assert not wrong_answers(engine)
