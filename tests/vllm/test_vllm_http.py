@@ -289,6 +289,8 @@ def test_a_pause_for_new_weights_forgets_what_was_saved(server: VllmServer):
         assert server.post("/resume")["status"] == "resumed"
         # Those that came too late for the abort are answered.
         assert {each.result().choices[0].finish_reason for each in cut} <= {"abort", "length"}
+        # What was counted last is told with a step.
+        server.ask("on")
         before = server.value(*HOST)
         assert [each.choices[0].text for each in pool.map(server.ask, prompts)] == said
     server.ask("on")
