@@ -167,6 +167,30 @@ def test_a_hit_on_an_idle_engine_starts_with_the_first_step(tmp_path: Path):
     assert len(reply.tokens) == 1
 
 
+@pytest.mark.parametrize(("beside", "pieces"), [(False, [128] * 7 + [104]), (True, [1000])])
+def test_a_load_goes_in_pieces_where_the_engine_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool, pieces: list[int]
+):
+    sim = engine(tmp_path)
+    prompt = sim.some(16_000)
+    saved(sim, [prompt])
+    sizes: list[int] = []
+    submit = sim.worker.submit
+
+    def seen(transfers: list[Any]) -> None:
+        sizes.extend(len(each.sources) for each in transfers if each.direction is Direction.LOAD)
+        submit(transfers)
+
+    monkeypatch.setattr(sim.worker, "submit", seen)
+    if beside:
+        runs = sim.ask(sim.some(100), 200)
+        sim.run(lambda: bool(runs.tokens))
+    reply = sim.ask(prompt, 1)
+    sim.run()
+    assert len(reply.tokens) == 1
+    assert sizes == pieces
+
+
 def test_a_step_is_timed_by_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """vLLM steps without work while copies run, and drops what such steps have to say. One that is
     held until loads have landed is not timed.
