@@ -58,11 +58,16 @@ def _figures(options: argparse.Namespace) -> int:
 
     start = Start.read(options.folder)
     made = figures(start, options.ours)
-    status = report.finish(made, GOALS, json=options.json, strict=options.strict)
+    status = report.finish(
+        made, GOALS, json=options.json, strict=options.strict, origin=start.origin
+    )
     missing = sorted(set(GOALS) - {figure.id for figure in made})
-    print("\n".join(f"{id}: not measured, goal {GOALS[id]}" for id in missing))
     wrong = faults(start)
-    print("\n".join(f"FAULT: {each}" for each in wrong))
+    for line in [
+        *(f"{id}: not measured, goal {GOALS[id]}" for id in missing),
+        *(f"FAULT: {each}" for each in wrong),
+    ]:
+        print(line)
     return 1 if wrong and options.strict else status
 
 

@@ -121,7 +121,7 @@ class Batch:
             "machine": report.machine(),
             "versions": _versions(),
             "commit": report.commit(),
-            "command": ["inside_vllm", *sys.argv[1:]],
+            "command": ["inside_vllm", *map(self._named, sys.argv[1:])],
             "environment": {
                 name: value
                 for name, value in {**os.environ, **planned.arm.environment}.items()
@@ -132,6 +132,10 @@ class Batch:
         }
         file = self._folder / f"{planned.arm.name}.json"
         return Running(planned, process, ours, document, file)
+
+    def _named(self, word: str) -> str:
+        """A word of the command, without the folders of this machine."""
+        return "FOLDER" if Path(word) == self._folder else word
 
     def _await_start(self, one: Running) -> None:
         told = self._answer(one, "ready", self._left_s())

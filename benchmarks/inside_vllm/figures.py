@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from memory import taken
 from sizes import MOST_DIVERGENCE
 
 from forebay.errors import SettingsError
-from forebay.measure.report import Figure, Goal
+from forebay.measure.report import Figure, Goal, Origin
 
 GOALS = {
     **{
@@ -53,10 +54,13 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9}
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The arms of one machine start, by name, and the link's rate in bytes a second."""
+    """The arms of one machine start, by name, the link's rate in bytes a second, and where all
+    was measured.
+    """
 
     arms: dict[str, dict[str, Any]]
     link_bytes_per_s: float | None
+    origin: Origin
 
     @classmethod
     def read(cls, folder: Path) -> Start:
@@ -71,7 +75,7 @@ class Start:
             raise SettingsError(f"{folder} has results of {len(starts)} machine starts: keep one")
         link = folder / "link.json"
         rates = json.loads(link.read_text())["gb_per_s"] if link.exists() else []
-        return cls(arms, max(rates) * 1e9 if rates else None)
+        return cls(arms, max(rates) * 1e9 if rates else None, _origin(next(iter(arms.values()))))
 
     def raw(self, arm: str, workload: str) -> list[dict[str, Any]]:
         """The raw samples of a workload, by round."""
@@ -88,6 +92,11 @@ class Start:
             for sample in self.arms.get(arm, {}).get("samples", [])
             if sample["workload"] == workload
         ]
+
+
+def _origin(told: dict[str, Any]) -> Origin:
+    command = shlex.join(["python", "benchmarks/inside_vllm", *told["command"][1:]])
+    return Origin(command, told["commit"], told["machine"], told["versions"])
 
 
 def figures(start: Start, ours: str) -> list[Figure]:

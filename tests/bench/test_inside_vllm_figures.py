@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 
 from forebay.errors import SettingsError
+from forebay.measure.report import document
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "inside_vllm"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+FOLDER = BENCHMARKS / "inside_vllm"
+KEPT = sorted(file for file in BENCHMARKS.glob("results/*/vllm/*") if file.is_dir())
 TOKEN_BYTES = 1000
 ASKED = 1000
 
@@ -69,6 +73,10 @@ def write(
     document = {
         "arm": {"name": arm},
         "machine_start": start,
+        "command": ["inside_vllm", "run", "FOLDER", "none:solo=2"],
+        "commit": "abc123",
+        "machine": {"gpus": ["a GPU"]},
+        "versions": {"vllm": "0.26.0"},
         "token_bytes": TOKEN_BYTES,
         "sizes": {"host_bytes": ASKED},
         "beside": [],
@@ -225,3 +233,21 @@ def test_what_makes_figures_void_is_told(figures: Any, tmp_path: Path):
         "forebay: solo 1: host_hit of 16384 tokens found 0",
         "offloading: itl 0: decoding ended before hits on the host did",
     ]
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_figures_that_are_kept_are_those_of_their_raw_samples(figures: Any, folder: Path):
+    start = figures.Start.read(folder)
+    kept = json.loads(folder.with_suffix(".json").read_text())
+    assert document(figures.figures(start, "forebay"), start.origin) == kept
+    assert figures.faults(start) == []
+    assert kept["machine"]["gpus"]
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_raw_samples_say_of_which_commit_they_are_and_name_no_folder(folder: Path):
+    arms = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    arms = [told for told in arms if "arm" in told]
+    assert {re.fullmatch("[0-9a-f]{40}", told["commit"]) is not None for told in arms} == {True}
+    for told in arms:
+        assert not [word for word in told["command"] if "/" in word]

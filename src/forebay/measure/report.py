@@ -135,16 +135,35 @@ def commit() -> str:
     return head + ("+changes" if _git(root, "status", "--porcelain") else "")
 
 
-def document(figures: Sequence[Figure]) -> dict[str, object]:
-    """The JSON document of `figures`. Raises ValueError when an id appears twice."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where figures are from: the command that measured, the commit, the machine, the versions."""
+
+    command: str
+    commit: str
+    machine: Mapping[str, object]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def here(cls) -> Origin:
+        """This process."""
+        return cls(_command(), commit(), machine(), versions())
+
+
+def document(figures: Sequence[Figure], origin: Origin | None = None) -> dict[str, object]:
+    """The JSON document of `figures`, measured at `origin`, by default here.
+
+    Raises ValueError when an id appears twice.
+    """
     ids = [figure.id for figure in figures]
     if len(set(ids)) != len(ids):
         raise ValueError(f"each figure id may appear once, got {ids}")
+    origin = origin or Origin.here()
     return {
-        "command": _command(),
-        "commit": commit(),
-        "machine": machine(),
-        "versions": versions(),
+        "command": origin.command,
+        "commit": origin.commit,
+        "machine": dict(origin.machine),
+        "versions": dict(origin.versions),
         "figures": [
             {
                 "id": figure.id,
@@ -158,9 +177,9 @@ def document(figures: Sequence[Figure]) -> dict[str, object]:
     }
 
 
-def write(figures: Sequence[Figure], path: Path | str) -> None:
+def write(figures: Sequence[Figure], path: Path | str, origin: Origin | None = None) -> None:
     """Write `figures` and where they were measured to `path`, a line each, making its folder."""
-    told = document(figures)
+    told = document(figures, origin)
     rows = ",\n".join(f"    {json.dumps(row)}" for row in cast("list[object]", told["figures"]))
     lines = [
         f"  {json.dumps(name)}: {json.dumps(told[name])}" for name in told if name != "figures"
@@ -202,12 +221,17 @@ def table(figures: Sequence[Figure], goals: Mapping[str, Goal]) -> str:
 
 
 def finish(
-    figures: Sequence[Figure], goals: Mapping[str, Goal], *, json: Path | None, strict: bool
+    figures: Sequence[Figure],
+    goals: Mapping[str, Goal],
+    *,
+    json: Path | None,
+    strict: bool,
+    origin: Origin | None = None,
 ) -> int:
     """Print the table, write it to `json` if given; 1 where a goal is missed and `strict`, or 0."""
     print(table(figures, goals), flush=True)
     if json is not None:
-        write(figures, json)
+        write(figures, json, origin)
         print(f"written: {json}", file=sys.stderr)
     missed = [f.id for f in figures if f.id in goals and not goals[f.id].met_by(f.value)]
     return 1 if missed and strict else 0
