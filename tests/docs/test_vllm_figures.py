@@ -1,0 +1,142 @@
+"""What the pages say of Forebay inside vLLM is what the kept results say, met or missed."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from pages import ROOT, page, rows
+
+from forebay.measure.report import Figure, read
+
+RESULTS = ROOT / "benchmarks" / "results" / "h200-16-cores" / "vllm"
+RUNS = {"1": "hits-and-backlogs", "2": "no-hits-and-thrash"}
+BENCHMARK = ROOT / "benchmarks" / "inside_vllm"
+LENGTHS = {"16k": "16,384", "32k": "32,768"}
+KINDS = {"host_hit": "in host memory", "gpu_hit": "on the GPU", "cold": "computed"}
+UNITS = {"nats per token": " nats", "s": " s"}
+ARMS = ("forebay", "all_resident", "offloading_v1")
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, dict[str, Figure]]:
+    """The figures of each run, by id."""
+    found = {run: read(RESULTS / f"{name}.json") for run, name in RUNS.items()}
+    return {run: {figure.id: figure for figure in figures} for run, figures in found.items()}
+
+
+@pytest.fixture
+def goals(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARK))
+    yield importlib.import_module("figures").GOALS
+    for file in BENCHMARK.glob("*.py"):
+        sys.modules.pop(file.stem, None)
+
+
+def test_every_figure_is_shown_as_it_was_measured(
+    kept: Mapping[str, Mapping[str, Figure]], goals: Any
+):
+    listed = {
+        (row[0], row[1].strip("`")): row[3:] for row in rows(page("vllm.md")) if len(row) == 7
+    }
+    listed.pop(("run", "figure"))
+    assert set(listed) == {(run, id) for run, figures in kept.items() for id in figures}
+    for (run, id), (value, rounds, goal, verdict) in listed.items():
+        figure, bound = kept[run][id], goals.get(id)
+        assert value == f"{figure.value:.3f}{UNITS.get(figure.unit, '')}", id
+        assert rounds == _spread(figure.samples), id
+        assert goal == str(bound or ""), id
+        if bound is not None:
+            assert verdict == ("met" if bound.met_by(figure.value) else "**missed**"), id
+
+
+def test_times_are_those_of_the_rounds(kept: Mapping[str, Mapping[str, Figure]]):
+    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 4}
+    for label, rounds in _times(kept).items():
+        assert listed[label] == [_milliseconds(each) for each in rounds], label
+
+
+def test_the_readme_says_what_was_measured(kept: Mapping[str, Mapping[str, Figure]]):
+    first, second = _values(kept)
+    listed = [row[1] for row in rows((ROOT / "README.md").read_text()) if len(row) == 2]
+    shares = [f"{first[f'backlog_{answer}_p50'] * 100:.0f} %" for answer in (16, 64)]
+    assert listed == [
+        "measured",
+        "{:.2f} with answers of 16 tokens, {:.2f} with 64".format(*_backlogs(first)),
+        " and ".join(shares),
+        f"{first['hit_16k']:.2f} and {second['hit_16k']:.2f} in two runs",
+        f"{first['hit_32k']:.2f} and {second['hit_32k']:.2f}",
+        f"{second['no_hits']:.3f}",
+        f"{second['thrash_vs_native']:.2f}, and {second['thrash_bytes']:.3f} "
+        "bytes loaded for each used",
+        f"{first['itl']:.2f}",
+        f"{second['pin_start_s']:.2f} s",
+    ]
+
+
+def test_what_is_said_in_words_is_in_the_results(kept: Mapping[str, Mapping[str, Figure]]):
+    first, second = _values(kept)
+    convoy: Any = kept["2"]["convoy"].settings["median_ttft_ms"]
+    ours, native = (statistics.median(convoy[arm + "_small"]) for arm in (ARMS[0], ARMS[2]))
+    starts: Any = kept["2"]["pin_start_s"].settings["offloading_v1_small"]
+    hinted = first["hinted_hit_32k"], second["hinted_hit_32k"]
+    text = " ".join(page("vllm.md").split())
+    for said in (
+        f"with answers of 16 tokens, and {_backlogs(first)[1]:.2f} times with 64",
+        f"third turn was {_backlogs(first)[0]:.2f} times that of `OffloadingConnector`",
+        "with {:.3f}, and met it in run 2, with {:.3f}".format(*hinted),
+        f"a median of {ours:.0f} ms against {native:.0f}",
+        f"by {second['divergence']:g} nats, 72 times of {len(kept['2']['divergence'].samples)}",
+        f"moves it by {second['divergence_recomputed']:.3f} nats",
+        f"swapped block by {second['divergence_swapped']:.3f}",
+        f"waits {second['pin_start_s']:.3f} s longer",
+        f"vLLM waited {starts['kv_memory_s']:.1f} s for the 32 GiB",
+    ):
+        assert said in text
+
+
+def test_the_later_check_of_rates_is_told_as_it_was_measured():
+    text = " ".join(page("performance.md").split())
+    text = text[text.index("A later check of") :]
+    for figure in read(RESULTS.parent / "rates-again.json"):
+        if figure.id.startswith(("h2d", "both", "frag_64k", "frag_32k")):
+            assert f"{figure.value:.3g} for `{figure.id}`" in text
+
+
+def _values(kept: Mapping[str, Mapping[str, Figure]]) -> list[dict[str, float]]:
+    return [{id: figure.value for id, figure in kept[run].items()} for run in RUNS]
+
+
+def _backlogs(values: Mapping[str, float]) -> list[float]:
+    return [values[f"backlog_{answer}_vs_native_p50"] for answer in (16, 64)]
+
+
+def _times(kept: Mapping[str, Mapping[str, Figure]]) -> dict[str, list[Sequence[float]]]:
+    """The rows of the table of times: milliseconds by round, for each of `ARMS`."""
+    found: dict[str, list[Sequence[float]]] = {}
+    for answer in (16, 64):
+        for name in ("p50", "p90"):
+            told: Any = kept["1"][f"backlog_{answer}_{name}"].settings["ttft_ms"]
+            label = f"backlog, answers of {answer} tokens, third turn, {name}"
+            found[label] = [told[arm] for arm in ARMS]
+    for length, tokens in LENGTHS.items():
+        told = kept["1"][f"hit_{length}"].settings["ttft_ms"]
+        for kind, name in KINDS.items():
+            found[f"{tokens} tokens alone, {name}"] = [told[arm].get(kind, []) for arm in ARMS]
+    told = kept["2"]["convoy"].settings["median_ttft_ms"]
+    found["convoy, median"] = [told.get(arm + "_small", []) for arm in ARMS]
+    return found
+
+
+def _milliseconds(rounds: Sequence[float]) -> str:
+    return "; ".join(f"{each:,.0f}" for each in rounds)
+
+
+def _spread(samples: Sequence[float]) -> str:
+    if not samples:
+        return ""
+    return f"{min(samples):.3f} to {max(samples):.3f} ({len(samples)})"
