@@ -36,7 +36,7 @@ def check(cache: Cache) -> None:
     )
     assert not (kept & ~live).any(), "a block without an id is kept"
     assert not (live & ~kept).any(), f"blocks leaked: {np.flatnonzero(live & ~kept)}"
-    assert store._free_id_count == int((~live).sum()), "an id leaked"
+    assert store._ids.left == int((~live).sum()), "an id leaked"
     _check_published(cache, everything, device_slot, host_slot)
 
 

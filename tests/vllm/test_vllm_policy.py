@@ -12,6 +12,8 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 from vllm.v1.request import RequestStatus
 from vllm_sim import BLOCK_BYTES, BLOCK_TOKENS, Reply, SimEngine
 
+from forebay.cache.saves import Saves
+from forebay.core.block_ids import BlockIds
 from forebay.core.ledger import MissReason, Source
 from forebay.core.rates import Rates
 from forebay.transfer.messages import Direction
@@ -136,6 +138,33 @@ def test_pitfall_03_saves_go_on_when_host_memory_is_full(tmp_path: Path):
     sim.ask(prompt, 1)
     sim.run()
     assert sim.half.stats().sources[Source.HOST] > 0
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_pitfall_03_all_that_was_computed_last_is_saved_when_host_memory_is_full(
+    tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Also a part at a time, where what is older was loaded, and given up in any order."""
+    if rule == "broken":
+        monkeypatch.setattr("forebay.core.store._TRIES", 1)
+        monkeypatch.setattr(BlockIds, "leaf_first", lambda self, ids: ids)
+    monkeypatch.setattr(Saves, "_room", lambda self: 64 - self._flights.save_blocks)
+    sim = engine(tmp_path, blocks=600, most_running=32, host_bytes="2GiB")
+    older = [sim.some(2000) for _ in range(9)]
+    for prompt in 3 * older:
+        sim.ask(prompt, 4)
+        if prompt is older[-1]:
+            sim.run()
+    found: list[int] = []
+    for _ in range(4):
+        prompt = sim.some(3200)
+        saved(sim, [prompt])
+        before = sim.half.stats().sources[Source.HOST]
+        sim.ask(prompt, 1)
+        sim.run()
+        found.append(sim.half.stats().sources[Source.HOST] - before)
+        sim.settle()
+    assert (found == 4 * [200]) == (rule == "kept")
 
 
 @pytest.mark.parametrize("blocks", [1000, 2500])

@@ -37,7 +37,8 @@ _MOST_AHEAD = 4096
 class Saves:
     """Chooses what to save and when. Changes the store, submits to the mover.
 
-    `displaces`: what is written through takes the place of what host memory has not used longest.
+    `displaces`: what is written through takes the place of what host memory has not used longest,
+    rather than of copies of what the device has.
     So many as `step_blocks` may be allocated from one `flush` to the next, whatever was before.
     """
 
@@ -177,7 +178,10 @@ class Saves:
         if not len(blocks):
             return 0
         transfer = self._flights.next_id()
-        copies = self._store.start_save(transfer, blocks, ahead=ahead, displacing=self._displaces)
+        # Written through, what was saved last must not make room for what is saved next: nobody
+        # would save it again before it goes.
+        displacing = self._displaces and (self._through or not ahead)
+        copies = self._store.start_save(transfer, blocks, ahead=ahead, displacing=displacing)
         if copies is None:
             return 0
         submit(

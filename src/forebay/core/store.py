@@ -16,12 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
+from forebay.core.block_ids import BlockIds
 from forebay.core.device import OwnDevicePool
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.directory import Directory, Match, Session
 from forebay.core.host import HostPool
 from forebay.core.slots import SlotState, in_state
 from forebay.errors import ProtocolError
+
+_TRIES, _LOOKED = 64, 64
+"""How often host memory is asked for room, for one save, and for how many blocks at least from the
+second time on: bounds the work where much of what it has not used longest stands under what is
+newer, and how much more than is needed is given up then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,7 @@ class Store:
     _load_of: NDArray[np.int64] = field(init=False)
     _published: NDArray[np.bool_] = field(init=False)
     _withheld: NDArray[np.bool_] = field(init=False)
-    _serial: NDArray[np.int64] = field(init=False)
-    _next_serial: int = 1
-    _free_ids: Ids = field(init=False)
-    _free_id_count: int = 0
+    _ids: BlockIds = field(init=False)
     _copies: dict[int, Ids] = field(default_factory=dict[int, Ids])
 
     def __post_init__(self) -> None:
@@ -84,9 +87,7 @@ class Store:
         self._load_of = np.zeros(most, np.int64)
         self._published = np.zeros(most, np.bool_)
         self._withheld = np.zeros(most, np.bool_)
-        self._serial = np.zeros(most, np.int64)
-        self._free_ids = np.arange(most - 1, -1, -1, dtype=np.int32)
-        self._free_id_count = most
+        self._ids = BlockIds(most)
         self._open_host()
 
     @property
@@ -125,7 +126,7 @@ class Store:
 
     def serials(self, blocks: Ids) -> NDArray[np.int64]:
         """A number for each block that no other block, before or after, has."""
-        return self._serial.take(blocks)
+        return self._ids.serials(blocks)
 
     def dirty(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block is published, on the device alone, to be saved, and not under way."""
@@ -165,10 +166,11 @@ class Store:
 
     def compute(self, count: int, *, protected: bool) -> Ids | None:
         """`count` new private blocks with a device slot, hard-leased; or None, nothing changed."""
-        blocks = self._take_ids(count)
+        blocks = self._ids.take(count)
+        self._withheld.put(blocks, False)
         evicted = self.device.allocate(blocks, SlotState.DIRTY, protected=protected)
         if evicted is None:
-            self._give_ids(blocks)
+            self._ids.give_back(blocks)
             return None
         self.counters.allocated += count
         self.left_device(evicted)
@@ -275,14 +277,15 @@ class Store:
         """Host slots for the first of the DIRTY `blocks` (ancestors first), and their copies.
 
         Where they are in the next `ahead` device slots to be given out, host copies of other blocks
-        on the device make room, then the least recently used host blocks; `displacing` does the
-        latter alone; else only FREE slots are taken. None if none was got.
+        on the device make room, then the least recently used host blocks; these do first, and in
+        any case, where `displacing`. Else only FREE slots are taken. None if none was got.
         """
         tier, count = self.host.tier, len(blocks)
+        if displacing and tier.free < count:
+            self._sole_room(count)
         if ahead and tier.free < count:
             self._copies_room(count - tier.free, self.device.next_victims(ahead))
-        if (ahead or displacing) and tier.free < count:
-            self._sole_room(count - tier.free)
+            self._sole_room(count)
         blocks = blocks[: self.host.tier.free]
         if not len(blocks):
             return None
@@ -318,13 +321,15 @@ class Store:
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def left_device(self, leaf_first: Ids) -> None:
-        """`leaf_first` lost their device slot. Those without a host copy are lost altogether.
+    def left_device(self, blocks: Ids) -> None:
+        """`blocks` lost their device slot. Those without a host copy are lost altogether.
 
-        A pool that others allocate from too takes slots away by itself; nobody may lease them then.
+        A pool that others allocate from too takes slots away by itself; nobody may lease them then,
+        and what is below another does not always come first.
         """
-        if not len(leaf_first):
+        if not len(blocks):
             return
+        leaf_first = self._ids.leaf_first(blocks)
         self.counters.evicted += len(leaf_first)
         self._note_moved(leaf_first)
         valid = self.host.valid(leaf_first)
@@ -342,7 +347,7 @@ class Store:
         gone = leaf_first[leaves]
         self._unlist(gone)
         # They were idle, or the device would have kept them, and have no host slot: nothing holds.
-        self._give_ids(gone)
+        self._ids.give_back(gone)
         for block in leaf_first[~leaves].tolist():
             self.unpublish(block)
 
@@ -354,15 +359,22 @@ class Store:
         self.host.forget(copies)
         self.device.move(copies, SlotState.DIRTY)
 
-    def _sole_room(self, missing: int) -> None:
-        victims = self.host.oldest_sole(missing)
-        wanted = self.device.wanted(victims)
-        self.host.stand_sole(victims[wanted])
-        victims = victims[~wanted]
-        leaves = self.directory.remove_leaves(victims)
-        self.host.stand_sole(victims[~leaves])
-        self.counters.given_up += int(np.count_nonzero(leaves))
-        self._remove(victims[leaves])
+    def _sole_room(self, room: int) -> None:
+        """Have `room` FREE host slots, as far as the least recently used host blocks make it."""
+        look = room - self.host.tier.free
+        for _ in range(_TRIES):
+            victims = self.host.oldest_sole(look)
+            wanted = self.device.wanted(victims)
+            self.host.stand_sole(victims[wanted])
+            victims = victims[~wanted]
+            # A pool that others allocate from may give up a parent before its children.
+            leaves = self.directory.remove_leaves(victims)
+            self.host.stand_sole(victims[~leaves])
+            self.counters.given_up += int(np.count_nonzero(leaves))
+            self._remove(victims[leaves])
+            if self.host.tier.free >= room:
+                return
+            look = max(room - self.host.tier.free, _LOOKED)
 
     def _remove(self, blocks: Ids) -> None:
         """`blocks` left the directory: free what nobody holds, the rest when it is let go."""
@@ -394,27 +406,12 @@ class Store:
             return
         saving = in_state(self.host.tier.state(self.host.slot_of(blocks)), SlotState.SAVING)
         held = (self.device.leases(blocks) > 0) | self.device.busy(blocks)
-        held |= self.host.held(blocks) | saving | (self._serial[blocks] == 0)
+        held |= self.host.held(blocks) | saving | (self.serials(blocks) == 0)
         gone = blocks[~held]
         self.device.forget(gone[self.device.slot_of(gone) >= 0])
         self.host.forget(gone[self.host.slot_of(gone) >= 0])
-        self._give_ids(gone)
+        self._ids.give_back(gone)
 
     def _note_moved(self, blocks: Ids) -> None:
         if np.count_nonzero(self.device.wanted(blocks)):
             self.moved_epoch += 1
-
-    def _take_ids(self, count: int) -> Ids:
-        if count > self._free_id_count:
-            raise ProtocolError("block ids ran out: a block without any slot was kept")
-        self._free_id_count -= count
-        blocks = self._free_ids[self._free_id_count : self._free_id_count + count].copy()
-        self._serial.put(blocks, np.arange(self._next_serial, self._next_serial + count))
-        self._next_serial += count
-        self._withheld.put(blocks, False)
-        return blocks
-
-    def _give_ids(self, blocks: Ids) -> None:
-        self._serial.put(blocks, 0)
-        self._free_ids[self._free_id_count : self._free_id_count + len(blocks)] = blocks
-        self._free_id_count += len(blocks)

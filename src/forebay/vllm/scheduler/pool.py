@@ -112,7 +112,9 @@ class VllmDevicePool:
             self._handed.append(slots)
             lost = _both(lost, self._books.blocks_in(slots))
         if reset:
-            lost = _both(lost, self._books.all_blocks())
+            # In the order in which vLLM would have given them up: what is below another first.
+            in_order = self._books.blocks_in(self._queue.first(self._pool.num_gpu_blocks))
+            lost = _both(_both(lost, in_order), self._books.all_blocks())
         if not len(lost):
             return EMPTY_IDS
         saving = in_state(self._books.state(lost), SlotState.SAVING)

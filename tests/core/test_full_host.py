@@ -1,0 +1,99 @@
+"""Room in host memory that is full, in the store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forebay.core import store as module
+from forebay.core.arrays import Ids
+from forebay.core.block_ids import BlockIds
+from forebay.core.device_pool import LeaseKind
+from forebay.core.store import Store
+
+KEY_BYTES = 16
+
+
+class FullHost:
+    """A store of `device` + `host` slots, of which it computes and saves paths."""
+
+    def __init__(self, device: int, host: int) -> None:
+        self.store = Store(KEY_BYTES, device, host)
+        self._count = 0
+
+    def compute(self, blocks: int) -> Ids:
+        """A path of its own, root first, on the device alone, that nobody leases."""
+        made = self.store.compute(blocks, protected=False)
+        assert made is not None
+        self._count += 1
+        keys = b"".join(f"{self._count:8}{each:8}".encode() for each in range(blocks))
+        self.store.publish(b"", keys, 0, made)
+        self.store.release(made, LeaseKind.HARD)
+        return made
+
+    def give_up(self, blocks: Ids) -> None:
+        """The device gives up `blocks`, the first one first."""
+        self.store.device.forget(blocks)
+        self.store.left_device(blocks)
+
+    def save(self, path: Ids, *, displacing: bool, ahead: int = 0) -> int:
+        """How many of `path` got a host slot."""
+        plan = self.store.start_save(self._count, path, ahead=ahead, displacing=displacing)
+        if plan is None:
+            return 0
+        self.store.end_save(self._count, len(plan.blocks), len(plan.blocks))
+        return len(plan.blocks)
+
+
+@pytest.fixture
+def full() -> tuple[FullHost, Ids, Ids]:
+    """Of two paths of four blocks, that fill host memory, only the second is on the device too."""
+    host = FullHost(8, 8)
+    first, second = host.compute(4), host.compute(4)
+    assert host.save(first, displacing=False) + host.save(second, displacing=False) == 8
+    host.give_up(first[::-1])
+    return host, first, second
+
+
+@pytest.mark.parametrize("displacing", [True, False])
+def test_what_is_written_through_takes_the_place_of_what_was_not_used_longest(
+    full: tuple[FullHost, Ids, Ids], displacing: bool
+):
+    host, first, second = full
+    new = host.compute(2)
+    assert host.save(new, displacing=displacing, ahead=2) == 2
+    there = host.store.host.valid
+    assert there(new).all()
+    assert there(first).tolist() == [True, True, not displacing, not displacing]
+    assert there(second).sum() == (4 if displacing else 2)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_a_parent_that_was_given_up_before_its_children_keeps_nobody_out(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    if rule == "broken":
+        monkeypatch.setattr(module, "_TRIES", 1)
+    host = FullHost(8, 4)
+    path = host.compute(4)
+    assert host.save(path, displacing=False) == 4
+    host.give_up(path[:2])
+    host.give_up(path[2:])
+    new = host.compute(2)
+    assert host.save(new, displacing=True) == (2 if rule == "kept" else 0)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_what_leaves_the_device_at_once_stands_leaf_first(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    if rule == "broken":
+        monkeypatch.setattr(BlockIds, "leaf_first", lambda self, ids: ids)
+    host = FullHost(8, 8)
+    first, second = host.compute(4), host.compute(4)
+    assert host.save(second, displacing=False) + host.save(first, displacing=False) == 8
+    # Each from its root, the one that was computed later before the other.
+    host.give_up(np.concatenate([second, first]))
+    sole = host.store.host.oldest_sole(8).tolist()
+    expected = second.tolist()[::-1] + first.tolist()[::-1]
+    assert (sole == expected) == (rule == "kept")
