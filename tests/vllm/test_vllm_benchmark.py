@@ -81,6 +81,7 @@ def test_what_was_measured_can_be_told_from_its_file(folder: Path):
     told = json.loads((folder / "forebay.json").read_text())
     assert not told["broken"]
     assert {"machine_start", "versions", "commit", "environment", "sizes"} <= set(told)
+    assert told["command"][:3] == ["inside_vllm", "run", "FOLDER"]
     assert told["engine"]["kv_transfer_config"]["kv_connector"] == "ForebayConnector"
     solo = next(sample["raw"] for sample in told["samples"] if sample["workload"] == "solo")
     for kinds in solo.values():
