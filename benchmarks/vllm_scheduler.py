@@ -5,8 +5,9 @@
 First 256 requests wait, each a hit in host memory: vLLM's real block pool, requests that are plain
 values, a modelled link of 52 GB/s, steps of 10 ms on a virtual clock. Then vLLM's real scheduler
 runs over a model of a GPU and its link: a backlog of conversations (10,000 blocks, 24 users of 12k
-tokens, 8 run slots, answers of 16), and prompts that nobody has seen. What is timed is the CPU time
-of the calls that vLLM's scheduler makes, with all that they do to vLLM's pool.
+tokens, 8 run slots, answers of 16), prompts that nobody has seen, and convoys: 50 requests at once
+on one prefix in host memory (3,000 blocks, 64 run slots), which one step starts. What is timed is
+the CPU time of the calls that vLLM's scheduler makes, with all that they do to vLLM's pool.
 
 At last the half in vLLM's worker, which runs in the same thread where there is one GPU: its calls
 of a step that starts a load of 784 blocks and a save of 128, small ones that a CPU copies.
@@ -14,23 +15,21 @@ of a step that starts a load of 784 blocks and a save of 128, small ones that a 
 
 from __future__ import annotations
 
-import functools
 import gc
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.v1.core.block_pool import BlockPool  # pyright: ignore[reportMissingImports]
+from vllm_step_times import Timed, start_engine
 
-from forebay.measure.report import Figure, Goal, arguments, finish
+from forebay.measure.report import Figure, Goal, arguments, finish, median_figure
 from forebay.transfer.messages import (
     Completion,
     Direction,
@@ -44,9 +43,6 @@ from forebay.vllm.messages import News, Orders
 from forebay.vllm.options import Options
 from forebay.vllm.scheduler.half import SchedulerHalf
 from forebay.vllm.worker import WorkerHalf
-
-# The engine on a virtual clock is that of the tests.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "vllm"))
 
 GOALS = {
     "scheduler_ms": Goal(at_most=1.0),
@@ -201,99 +197,9 @@ def measure() -> tuple[list[float], int]:
     return [load.step(decode, LINK_BLOCKS_PER_STEP) for _ in range(STEPS)], load.moved
 
 
-_CALLS = ("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc")
-_CALLS += ("build_connector_meta", "update_connector_output", "request_finished")
-_CALLS += ("get_kv_connector_stats", "take_events", "has_pending_push_work")
-
-
-class Timed:
-    """CPU time of a connector's calls, a sample for each step; `quiet` are those of steps in which
-    nothing came, moved or was computed.
-    """
-
-    def __init__(self, engine: Any) -> None:
-        connector = engine.scheduler.connector
-        self.steps_ms: list[float] = []
-        self.quiet_ms: list[float] = []
-        self._half = connector.scheduler_half
-        self._taken_s = 0.0
-        self._inside = False
-        self._busy = True
-        self._seen: tuple[int, ...] = ()
-        for name in _CALLS:
-            setattr(connector, name, self._timed(name, getattr(connector, name)))
-        self._half.look = self._timed("look", self._half.look)
-        self.pool_s = 0.0
-        for name in ("get_new_blocks", "cache_full_blocks", "free_blocks"):
-            setattr(engine.pool, name, self._of_pool(getattr(engine.pool, name)))
-        for name in ("submit", "cancel", "expedite", "news"):
-            setattr(engine.worker, name, self._left_out(getattr(engine.worker, name)))
-
-    def _timed(self, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(inner)
-        def call(*args: Any) -> Any:
-            if self._inside:
-                return inner(*args)
-            self._inside, began_s = True, time.thread_time()
-            try:
-                return inner(*args)
-            finally:
-                self._taken_s += time.thread_time() - began_s
-                self._inside = False
-                self._busy |= name in _CALLS[:3] or name == "request_finished"
-                if name == "build_connector_meta":
-                    self._step()
-
-        return call
-
-    def _of_pool(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """What vLLM's own pool takes of it."""
-
-        def call(*args: Any, **named: Any) -> Any:
-            began_s = time.thread_time()
-            try:
-                return inner(*args, **named)
-            finally:
-                self.pool_s += (time.thread_time() - began_s) * self._inside
-
-        return call
-
-    def _left_out(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """The model of the link is no part of what is measured."""
-
-        def call(*args: Any) -> Any:
-            began_s = time.thread_time()
-            try:
-                return inner(*args)
-            finally:
-                self._taken_s -= time.thread_time() - began_s
-
-        return call
-
-    def _step(self) -> None:
-        stats, half = self._half.stats(), self._half
-        moved = (stats.loaded_bytes, stats.saved_bytes, stats.evicted_blocks, len(half._flights))
-        seen = (*moved, half._store.counters.allocated)
-        self.steps_ms.append(self._taken_s * 1e3)
-        if not self._busy and seen == self._seen:
-            self.quiet_ms.append(self._taken_s * 1e3)
-        self._seen, self._taken_s, self._busy = seen, 0.0, False
-
-
 def run_engine(load: Callable[[Any], None]) -> tuple[Timed, int, int]:
     """Under `load`: times, and how many blocks were loaded and saved."""
-    from vllm_sim import SimEngine  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
-
-    extra = {"host_bytes": "48GiB"}
-    connector = {
-        "kv_connector": "ForebayConnector",
-        "kv_connector_module_path": "forebay.vllm.connector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": extra,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        engine = SimEngine(Path(folder), blocks=10_000, connector=connector)
-    timed = Timed(engine)
+    engine, timed = start_engine(10_000, 8)
     gc.collect()
     load(engine)
     loaded, saved = (engine.link.moved_blocks[way] for way in (Direction.LOAD, Direction.SAVE))
@@ -345,6 +251,39 @@ def engine_figures() -> list[Figure]:
             median_ms = statistics.median(timed.quiet_ms)
             figures.append(Figure("nothing_new_ms", median_ms, "ms", timed.quiet_ms, quiet))
     return figures
+
+
+CONVOYS, CONVOY = 9, 50
+CONVOY_PREFIX, CONVOY_SUFFIX = 10_240, 128
+
+
+def convoy_figure() -> Figure:
+    """Of many requests at once on one prefix that is in host memory."""
+    engine, timed = start_engine(3_000, 64)
+    each_ms: list[float] = []
+    steps = 0
+    for _ in range(CONVOYS):
+        prefix = engine.some(CONVOY_PREFIX)
+        engine.ask(prefix, 1)
+        engine.settle()
+        gc.collect()
+        before, moved = len(timed.steps_ms), engine.link.moved_blocks[Direction.LOAD]
+        for _ in range(CONVOY):
+            engine.ask(prefix + engine.some(CONVOY_SUFFIX), 4)
+        engine.settle()
+        if engine.link.moved_blocks[Direction.LOAD] - moved != CONVOY_PREFIX // BLOCK_TOKENS:
+            raise RuntimeError("a convoy's prefix was not loaded once")
+        steps = len(timed.steps_ms) - before
+        each_ms.append(sum(timed.steps_ms[before:]) / CONVOY)
+    settings = {
+        "convoys": CONVOYS,
+        "requests": CONVOY,
+        "prefix_tokens": CONVOY_PREFIX,
+        "suffix_tokens": CONVOY_SUFFIX,
+        "steps": steps,
+        "method": "median over convoys of the CPU time of all calls, for each request",
+    }
+    return median_figure("convoy_ms", each_ms, "ms", settings)
 
 
 LOADED, SAVED, WORKER_STEPS = 784, 128, 200
@@ -408,7 +347,10 @@ def main() -> int:
     }
     figure = Figure("scheduler_ms", statistics.fmean(took_ms), "ms", took_ms, settings)
     return finish(
-        [figure, *engine_figures(), worker_figure()], GOALS, json=args.json, strict=args.strict
+        [figure, *engine_figures(), convoy_figure(), worker_figure()],
+        GOALS,
+        json=args.json,
+        strict=args.strict,
     )
 
 

@@ -120,8 +120,7 @@ class Cache:
         """The request is gone, whatever its state; an unknown or ended one is ignored."""
         entry = self._line.get(request)
         if entry is not None:
-            self._loads.give_back(entry)
-            self._line.remove(entry)
+            self._loads.leave(entry)
         ticket = self._tickets.get(request)
         if ticket is not None:
             self.finish(ticket)

@@ -94,7 +94,7 @@ class Loads:
         self._line.refresh(entry)
         if entry.turn_s is None:
             entry.turn_s = now_s
-        if not self.worth(entry, now_s) and entry.to_load and entry.limit is None:
+        if entry.to_load and entry.limit is None and not self.worth(entry, now_s):
             self._limit(entry, self._leading(entry), self._why_no_load(now_s))
         if entry.here or entry.to_load:
             if entry.refused:
@@ -115,7 +115,7 @@ class Loads:
     def _unready(self, waits: set[int]) -> set[int]:
         """Those of `waits` that a step must not be launched behind."""
         if self._settings.waits_on_host:
-            return set(self._flights.flying(waits))
+            return self._flights.un_ended(waits)
         return self._flights.unissued(waits)
 
     def _why_no_load(self, now_s: float) -> MissReason:
@@ -137,9 +137,13 @@ class Loads:
 
     def _demand(self, entry: Waiting, unready: set[int], now_s: float) -> None:
         """Its turn has come: what it waits for goes before every prefetch."""
-        if unready and entry.demanded_s is None:
-            entry.demanded_s = now_s
-            self._mover.expedite(sorted(unready), TransferClass.DEMAND, now_s)
+        if not unready or entry.demanded_s is not None:
+            return
+        entry.demanded_s = now_s
+        # What others demanded before goes first already.
+        fresh = self._flights.demand(unready)
+        if fresh:
+            self._mover.expedite(fresh, TransferClass.DEMAND, now_s)
 
     def _wait_or_give_up(self, entry: Waiting, unready: set[int], now_s: float) -> NotYet | None:
         """Wait for what is not ready, but not for ever."""
@@ -181,7 +185,9 @@ class Loads:
 
     def _want_no_more(self, entry: Waiting, transfers: set[int]) -> None:
         """`entry` does not wait for `transfers` any more: stop those that nobody else wants."""
-        self._mover.cancel(self._flights.abandon(transfers, entry.request.id))
+        stopped = self._flights.abandon(transfers, entry.request.id)
+        if stopped:
+            self._mover.cancel(stopped)
 
     def _leading(self, entry: Waiting) -> int:
         """Blocks of its match up to the first that would have to be loaded."""
@@ -217,16 +223,11 @@ class Loads:
         ahead = entry.blocks[entry.covered : min(entry.covered + reach, entry.loadable)]
         absent = np.flatnonzero(~store.resident(ahead)).astype(np.int32)
         # Leased before anything is evicted, so that a load cannot displace what it builds on.
-        here = _reach(absent, 0, len(ahead))
-        store.touch(ahead[:here], LeaseKind.PREFETCH)
-        load = min(load, len(absent), store.device.obtainable(protected=protected))
-        reach = _reach(absent, load, len(ahead))
-        more = ahead[here:reach]
-        store.touch(more, LeaseKind.PREFETCH)
-        started = self._start(entry, ahead[absent[:load]], deadline_s, now_s, protected=protected)
-        if started < load:
-            reach = _reach(absent, started, len(ahead))
-            store.release(more[reach - here :], LeaseKind.PREFETCH)
+        reach = _reach(absent, 0, len(ahead))
+        store.touch(ahead[:reach], LeaseKind.PREFETCH)
+        if len(absent):
+            load = min(load, len(absent), store.device.obtainable(protected=protected))
+            reach = self._bring(entry, ahead, absent, load, deadline_s, now_s, protected=protected)
         taken = ahead[:reach]
         loads = store.loads_of(taken)
         from_host = store.loading(taken)
@@ -238,6 +239,30 @@ class Loads:
         entry.waits |= loads
         self._flights.depend(loads, entry.request.id)
         self._line.count(entry)
+
+    def _bring(
+        self,
+        entry: Waiting,
+        ahead: Ids,
+        absent: Ids,
+        load: int,
+        deadline_s: float,
+        now_s: float,
+        *,
+        protected: bool,
+    ) -> int:
+        """Load the first `load` of what is at the `absent` places of `ahead`, if they fit, and
+        lease it and what lies between. Returns how far that reaches.
+        """
+        store, here = self._store, _reach(absent, 0, len(ahead))
+        reach = _reach(absent, load, len(ahead))
+        more = ahead[here:reach]
+        store.touch(more, LeaseKind.PREFETCH)
+        started = self._start(entry, ahead[absent[:load]], deadline_s, now_s, protected=protected)
+        if started < load:
+            reach = _reach(absent, started, len(ahead))
+            store.release(more[reach - here :], LeaseKind.PREFETCH)
+        return reach
 
     def _start(
         self, entry: Waiting, blocks: Ids, deadline_s: float, now_s: float, *, protected: bool
@@ -306,6 +331,12 @@ class Loads:
         self._line.uncover(entry, 0)
         self._want_no_more(entry, waits)
 
+    def leave(self, entry: Waiting) -> None:
+        """`entry` waits no more: it gives back what it has, and leaves the line."""
+        self._store.release(entry.blocks[: entry.covered], LeaseKind.PREFETCH)
+        self._line.remove(entry)
+        self._want_no_more(entry, entry.waits)
+
     # -- what the mover says ---------------------------------------------------------------------
 
     def issued(self, transfer: int, now_s: float) -> None:
@@ -356,6 +387,8 @@ class Loads:
 
     def _landed(self, entry: Waiting, transfer: int, missing: Ids) -> None:
         entry.waits.discard(transfer)
+        if entry.limit is None and not len(missing):
+            return  # what lies behind its covered blocks is as it was
         if len(missing):
             lacking = np.isin(entry.blocks[: entry.covered], missing)
             if lacking.any():

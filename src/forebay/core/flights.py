@@ -17,7 +17,8 @@ class Flight:
 
     `bands`: it goes by so many bands of layers (0: block by block), of which the first
     `bands_issued` are issued. `overdue`: a bounded wait for it passed its bound. Nobody waits for
-    it again. `near`: the next step is launched when it has ended, so it is not stopped any more.
+    it again. `demanded`: it goes before every prefetch. `near`: the next step is launched when it
+    has ended, so it is not stopped any more.
     """
 
     id: int
@@ -26,6 +27,7 @@ class Flight:
     submitted_s: float
     dependents: set[int] = field(default_factory=set[int])
     issued: bool = False
+    demanded: bool = False
     bands: int = 0
     bands_issued: int = 0
     cancelled: bool = False
@@ -85,9 +87,21 @@ class Flights:
         """Those of `transfers` that are un-ended, in order."""
         return sorted(transfer for transfer in transfers if transfer in self._flights)
 
+    def un_ended(self, transfers: set[int]) -> set[int]:
+        """Those of `transfers` that are un-ended."""
+        return self._flights.keys() & transfers
+
     def lacking(self, transfers: Iterable[int]) -> list[int]:
-        """Those of them that are not near, either."""
+        """Those of `transfers` that are un-ended and not near, in order."""
         return [each for each in self.flying(transfers) if not self._flights[each].near]
+
+    def lacks_any(self, transfers: Iterable[int]) -> bool:
+        """Whether any of `transfers` is un-ended and not near."""
+        for transfer in transfers:
+            flight = self._flights.get(transfer)
+            if flight is not None and not flight.near:
+                return True
+        return False
 
     def unissued(self, transfers: Iterable[int], band: int | None = None) -> set[int]:
         """Those of `transfers` that are un-ended and not yet issued, or not up to `band`."""
@@ -102,8 +116,22 @@ class Flights:
 
     def overdue(self, transfers: Iterable[int]) -> set[int]:
         """Those of `transfers` that are un-ended and overdue."""
-        found = (self._flights.get(transfer) for transfer in transfers)
-        return {flight.id for flight in found if flight is not None and flight.overdue}
+        found: set[int] = set()
+        for transfer in transfers:
+            flight = self._flights.get(transfer)
+            if flight is not None and flight.overdue:
+                found.add(transfer)
+        return found
+
+    def demand(self, transfers: Iterable[int]) -> list[int]:
+        """Somebody's turn waits for `transfers`. Returns those for which nobody's did, in order."""
+        fresh: list[int] = []
+        for transfer in sorted(transfers):
+            flight = self._flights.get(transfer)
+            if flight is not None and not flight.demanded:
+                flight.demanded = True
+                fresh.append(transfer)
+        return fresh
 
     def depend(self, transfers: Iterable[int], request: int) -> None:
         """`request` wants what `transfers` bring."""

@@ -126,6 +126,8 @@ class PrefetchLedger:
 
     def _close(self, blocks: Ids) -> list[tuple[int, int]]:
         """Those of `blocks` that are open are not. Returns whose they were, and how many."""
+        if not len(blocks):
+            return []
         transfers = self._open.take(blocks)
         if not np.count_nonzero(transfers):
             return []

@@ -117,6 +117,8 @@ class Store:
 
     def loads_of(self, blocks: Ids) -> set[int]:
         """The transfers, un-ended, that fill any of `blocks` (of a path: they fill runs of it)."""
+        if not len(blocks):
+            return set()
         loads = self._load_of.take(blocks)
         return {*loads[:1].tolist(), *loads[1:][loads[1:] != loads[:-1]].tolist()} - {0}
 

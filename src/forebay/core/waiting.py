@@ -170,7 +170,8 @@ class WaitingLine:
         if common < entry.covered:
             store.release(entry.blocks[common : entry.covered], LeaseKind.PREFETCH)
             _cut(entry, common)
-        store.device.unprotect(entry.blocks)
+        if len(entry.blocks):
+            store.device.unprotect(entry.blocks)
         store.device.protect(new)
         entry.blocks = new
         entry.waits = store.loads_of(new[: entry.covered])

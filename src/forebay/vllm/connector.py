@@ -173,7 +173,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Any) -> None:
         """A request was queued."""
-        with self._watch.running():
+        with self._watch:
             self.scheduler_half.arrive(request)
 
     def get_num_new_matched_tokens(
@@ -182,18 +182,18 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """The last block of a prompt but one token, where vLLM finds all others; or ask again at
         the next step.
         """
-        with self._watch.running():
+        with self._watch:
             return self.scheduler_half.asked(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request starts."""
         block = last_block(blocks) if num_external_tokens else None
-        with self._watch.running():
+        with self._watch:
             self.scheduler_half.admitted(request, block)
 
     def build_connector_meta(self, scheduler_output: Any) -> ForebayOrders:
         """The orders that go with a step."""
-        with self._watch.running():
+        with self._watch:
             orders = self.scheduler_half.orders(read_step(scheduler_output))
         loads_come_first(scheduler_output)
         self._watch.step()
@@ -204,7 +204,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         meta = connector_output.kv_connector_worker_meta
         if not isinstance(meta, ForebayReport):
             return
-        with self._watch.running():
+        with self._watch:
             news = self._agreement.hear(meta.told) if meta.told else None
             self.scheduler_half.heard(meta.step, news)
 
@@ -215,7 +215,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
         An aborted one goes too, whatever its state; vLLM calls this once for each.
         """
-        with self._watch.running():
+        with self._watch:
             answer = self.scheduler_half.finish(request)
         return False, answer
 

@@ -162,10 +162,13 @@ class SchedulerHalf:
         record = self._records.get(request.request_id)
         if record is None:
             return 0
-        self._catch_up()
+        entry = self._line.get(record.id)
         looked_up = self._lookups.asked(record)
-        record.local_tokens = local_tokens
-        entry, now_s = self._line.get(record.id), self._clock()
+        if self._turns.goes_on(record, entry):
+            self._lookups.put_off(record)
+            return None
+        self._catch_up()
+        record.local_tokens, now_s = local_tokens, self._clock()
         if self._turns.puts_off(record, entry, now_s, idle=self._idle):
             self._lookups.put_off(record)
             return None
@@ -187,6 +190,7 @@ class SchedulerHalf:
             self._hints.answered(record.id)
             return
         self._turns.over(record)
+        record.session = entry.session
         found = record.found_blocks(self.settings.block_tokens)
         own = min(found, entry.covered)
         now_s = self._clock()
@@ -195,7 +199,7 @@ class SchedulerHalf:
         # What others brought, or a hint, is there too for one that never waited.
         brought = self._ledger.read(entry.blocks[own:found], turn_s)
         self.books.started(record, entry, brought, now_s)
-        self._leave_line(entry)
+        self._loads.leave(entry)
         for hint in self._hints.came(entry.request):
             if hint in self._by_id:
                 self._by_id[hint].goes_behind, self._by_id[hint].until_s = request, now_s + ANSWER_S
@@ -223,7 +227,7 @@ class SchedulerHalf:
         del self._by_id[record.id]
         entry = self._line.get(record.id)
         if entry is not None:
-            self._leave_line(entry)
+            self._loads.leave(entry)
         return record.answer()
 
     # -- steps -----------------------------------------------------------------------------------
@@ -295,7 +299,7 @@ class SchedulerHalf:
         self._lately.drop_all()
         waiting = [self._by_id[entry.request.id] for entry in self._line]
         for entry in list(self._line):
-            self._leave_line(entry)
+            self._loads.leave(entry)
         self._store.unpublish_all()
         for record in waiting:
             self._wait(record)
@@ -350,7 +354,7 @@ class SchedulerHalf:
         record.hint = None
         entry = self._line.get(hint)
         if entry is not None:
-            self._leave_line(entry)
+            self._loads.leave(entry)
         if record.request.request_id not in self._records:
             del self._by_id[hint]
 
@@ -367,10 +371,6 @@ class SchedulerHalf:
     def _namespace(self) -> bytes:
         # vLLM's hashes tell models, adapters and salts apart.
         return b"vllm%d" % self._resets
-
-    def _leave_line(self, entry: Waiting) -> None:
-        self._loads.give_back(entry)
-        self._line.remove(entry)
 
     def _piece_blocks(self) -> int:
         """Of the loads that begin now."""

@@ -56,7 +56,7 @@ class LastBlocks:
         store, last = self._store, entry.blocks[count // size - 1 :]
         if not len(last) or not store.resident(last)[0]:
             return 0
-        if self._flights.lacking(store.loads_of(last)):
+        if self._flights.lacks_any(store.loads_of(last)):
             return 0
         if self._device.given_up(last[:1]):
             return 0

@@ -26,6 +26,7 @@ _MOST = 256
 @dataclass(slots=True)
 class _Ended:
     path: Ids
+    last: int
     until_s: float
     kept: bool
     back: bool = False
@@ -51,13 +52,13 @@ class Lately:
         kept = self._share_back.value >= _LEAST_SHARE
         if kept:
             self._device.keep(path)
-        self._ended.append(_Ended(path, now_s + _MOMENT_S, kept))
+        self._ended.append(_Ended(path, int(path[-1]), now_s + _MOMENT_S, kept))
 
     def came(self, path: Ids) -> None:
         """A request came that finds `path` (root first)."""
         for each in self._ended:
-            last = len(each.path) - 1
-            if not each.back and last < len(path) and path[last] == each.path[last]:
+            size = len(each.path)
+            if not each.back and size <= len(path) and path.item(size - 1) == each.last:
                 each.back = True
 
     def expire(self, now_s: float) -> None:

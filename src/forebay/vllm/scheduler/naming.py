@@ -45,6 +45,8 @@ class Naming:
         self._saves = saves
         self._ledger = ledger
         self._events = events
+        # The slots of blocks that a request had found where they are known to be, in two forms.
+        self._found: tuple[bytes, list[int]] = (b"", [])
 
     def name(self, namespace: bytes, record: Record, tokens: int) -> None:
         """The first `tokens` of a request are computed, or are by the newest step: its full blocks
@@ -60,9 +62,9 @@ class Naming:
             hash_of(blocks[record.table[whole - 1]]) != hashes[whole - 1]
         ):
             whole -= 1
-        keys = b"".join(hashes[:whole])
+        keys = record.keys()
         match = self._store.match(namespace, keys, record.session)
-        found, record.session = match.ids, match.session
+        found, record.session = match.ids[:whole], match.session
         self._turn_up(record, found)
         if len(found) < whole:
             self._add(namespace, record, keys, found, whole)
@@ -70,8 +72,7 @@ class Naming:
 
     def path(self, namespace: bytes, record: Record) -> Ids:
         """The blocks of a request's table that are in the directory, root first."""
-        keys = b"".join(record.request.block_hashes[: record.named])
-        return self._store.match(namespace, keys, record.session).ids
+        return self._store.match(namespace, record.keys(), record.session).ids[: record.named]
 
     def _turn_up(self, record: Record, found: Ids) -> None:
         """Of blocks that only host memory had, `record` computed some again; of others that are on
@@ -81,8 +82,16 @@ class Naming:
         found = found[first:]
         if not len(found):
             return
-        table = np.array(record.table[first : first + len(found)], np.int32)
+        computed = record.table[first : first + len(found)]
         slots = self._device.slot_of(found)
+        # Of requests on one prefix this is the same.
+        place = slots.tobytes()
+        if place == self._found[0] and computed == self._found[1]:
+            return
+        if slots.tolist() == computed:
+            self._found = place, computed
+            return
+        table = np.array(computed, np.int32)
         self._device.note_twins(found[(slots >= 0) & (slots != table)])
         again = np.flatnonzero(slots < 0)
         if len(again):

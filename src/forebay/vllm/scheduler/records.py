@@ -57,6 +57,18 @@ class Record:
     named: int = 0
     """Blocks of its table, from the first, that are in the directory."""
     session: Session | None = None
+    _keys: bytes = b""
+
+    def keys(self) -> bytes:
+        """The hashes of all its blocks so far, one behind the other: the same object until there
+        are more.
+        """
+        hashes = self.request.block_hashes
+        last = hashes[-1] if hashes else b""
+        # Each hash is of all before it too.
+        if len(self._keys) != len(hashes) * len(last) or not self._keys.endswith(last):
+            self._keys = b"".join(hashes)
+        return self._keys
 
     def scheduled(self, part: Scheduled) -> None:
         """A step computes `part` of it."""
@@ -79,7 +91,7 @@ class Record:
         return Request(
             id=self.id,
             namespace=namespace,
-            keys=b"".join(request.block_hashes),
+            keys=self.keys(),
             tokens=request.num_tokens,
             max_answer_tokens=request.max_tokens,
             arrival_s=self.arrival_s,

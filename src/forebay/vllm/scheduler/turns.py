@@ -61,6 +61,15 @@ class Turns:
         lacks = self.lacks(entry, now_s) and not stuck
         return self._hints.waits(record.id, now_s, lacks=lacks)
 
+    def goes_on(self, record: Record, entry: Waiting | None) -> bool:
+        """Whether one that was put off waits for the same loads still: it is put off again."""
+        if entry is None or record.hint is not None or record.turn is not Turn.WAITS:
+            return False
+        if not self._flights.lacks_any(entry.waits):
+            return False
+        self._asked[record.id] = record
+        return True
+
     def ready(self, record: Record, now_s: float) -> bool:
         """Whether one that was put off for its loads lacks none any more."""
         if record.hint is not None or record.lets_pass(now_s):
@@ -83,7 +92,7 @@ class Turns:
     def lacks(self, entry: Waiting, now_s: float) -> bool:
         """Whether something that `entry` can read is on its way, or worth a load."""
         self._line.refresh(entry)
-        if self._flights.lacking(entry.waits) or self._loads.worth(entry, now_s) > 0:
+        if self._flights.lacks_any(entry.waits) or self._loads.worth(entry, now_s) > 0:
             return True
         ahead = entry.blocks[entry.covered : entry.loadable]
         return entry.here > 0 and bool(self._store.loading(ahead).any())

@@ -7,8 +7,7 @@ gauges as they stand. `FAMILIES` is the one list of all there is, with names as 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypedDict
@@ -222,20 +221,21 @@ class Growth:
 
 
 class Stopwatch:
-    """The time that this connector takes of vLLM's scheduler, a sample for each step."""
+    """The time that this connector takes of vLLM's scheduler, a sample for each step.
+
+    What is done inside it, as a context, counts. May not be nested.
+    """
 
     def __init__(self) -> None:
         self._taken_s = 0.0
+        self._began_s = 0.0
         self._steps_s: list[float] = []
 
-    @contextmanager
-    def running(self) -> Generator[None]:
-        """What is done here counts. May not be nested."""
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._taken_s += time.perf_counter() - began_s
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._taken_s += time.perf_counter() - self._began_s
 
     def step(self) -> None:
         """A step is over: what was taken since the last is a sample."""
