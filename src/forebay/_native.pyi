@@ -351,7 +351,8 @@ class FreeQueue:
 
     def make_way(self, books: SlotBooks, count: int, most: int) -> int:
         """See to it that `count` blocks that are not leased stand in front, unwanted ones before
-        those that were wanted last, looking at `most` blocks of the queue at most.
+        those that were wanted last, looking at `most` blocks of the queue at most, or, where none
+        is wanted, at as many as it needs.
 
         Returns how many of those stand in front now, at most `count`.
         """

@@ -283,6 +283,17 @@ def test_way_is_made_by_what_was_wanted_last(
     assert now[:passed] == (unwanted + given)[:count]
 
 
+@pytest.mark.parametrize("wanted", [[], [7]])
+def test_way_is_made_past_all_that_is_leased_where_nothing_is_wanted(wanted: list[int]):
+    """What is wanted makes up for blocks that were not looked at, and else nothing would."""
+    books, queue = SlotBooks(8, 8), Queue(Slotted, 8)
+    books.settle_in(ids(list(range(8))), ids(list(range(8))), SlotState.CLEAN)
+    books.lease(ids([0, 1, 2]), True)
+    books.want(ids(wanted), True)
+    assert FreeQueue(queue, queue.blocks).make_way(books, 2, 3) == (1 if wanted else 2)
+    assert queue.forwards()[:2] == ([7, 3] if wanted else [3, 4])
+
+
 def test_a_guard_lasts_until_something_changes():
     books, queue = SlotBooks(8, 8), Queue(Slotted, 8)
     books.settle_in(ids(list(range(8))), ids(list(range(8))), SlotState.CLEAN)

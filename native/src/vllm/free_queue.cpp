@@ -106,7 +106,8 @@ std::int64_t FreeQueue::spare(const SlotBooks& books, std::int64_t count, std::i
 }
 
 std::int64_t FreeQueue::make_way(const SlotBooks& books, std::int64_t count, std::int64_t most) {
-  // Among so many are enough that are not leased: their order, leaf first, is kept where none is.
+  // Of so many, enough are not leased. `most` is no bound here: fewer would be found, and no wanted
+  // ones could make up for them.
   if (!books.wanted_here()) return spare(books, count, books.leased_here() + count, false);
   const std::int64_t unwanted = spare(books, count, most, true);
   if (unwanted >= count) return unwanted;

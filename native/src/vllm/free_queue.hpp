@@ -50,8 +50,9 @@ class FreeQueue {
                      bool wanted_too);
 
   // Sees to it that `count` blocks that are not leased stand in front, unwanted ones first, then
-  // those that were wanted last, looking at `most` blocks of the queue at most. Returns how many
-  // of those stand in front now, `count` at most.
+  // those that were wanted last, looking at `most` blocks of the queue at most. Where none is wanted
+  // there is nothing else to take: then it looks at as many as it needs. Returns how many of those
+  // stand in front now, `count` at most.
   std::int64_t make_way(const SlotBooks& books, std::int64_t count, std::int64_t most);
 
   // The same for `count` that may be taken at any time, and some more; not where it was done before
