@@ -34,7 +34,7 @@ class Watched:
             if state == SlotState.LOADING:
                 assert there.ref_cnt > 0
                 assert named in (None, device.content_of(block))
-            elif not device.given_up(block):
+            elif not device.given_up(np.array([block], np.int32)):
                 assert named == device.content_of(block)
         queue = pool.free_block_queue
         free = [block.block_id for block in queue.get_all_free_blocks()]

@@ -324,10 +324,10 @@ class Store:
     # -- leaving -------------------------------------------------------------------------------
 
     def left_device(self, blocks: Ids) -> None:
-        """`blocks` lost their device slot. Those without a host copy are lost altogether.
+        """`blocks`, which nobody leases, lost their device slot, in this order. Those without a
+        host copy are lost altogether.
 
-        A pool that others allocate from too takes slots away by itself; nobody may lease them then,
-        and what is below another does not always come first.
+        Where others allocate from the pool too, a parent may come before its children.
         """
         if not len(blocks):
             return

@@ -46,8 +46,8 @@ class Books:
         self.account = Account()
         self.tally = Tally()
         # Steps with tokens whose output has not come, by number, in order: prefill tokens, decode
-        # tokens, when they were scheduled. Of steps without tokens vLLM drops the output where it
-        # is empty.
+        # tokens, when they were scheduled, whether they are to be timed. Of steps without tokens
+        # vLLM drops the output where it is empty.
         self._under_way: dict[int, tuple[int, int, float, bool]] = {}
         self._heard_s = 0.0
         self.slow_step_s = 0.0
