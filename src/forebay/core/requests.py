@@ -166,12 +166,12 @@ class Waiting:
     lost_epoch: int = -1
     moved_epoch: int = -1
     extended: bool = True
+    order: tuple[bool, int, float, int] = field(init=False)
+    """The queue is sorted by this: hints behind all that wait."""
 
-    @property
-    def order(self) -> tuple[bool, int, float, int]:
-        """The queue is sorted by this: hints behind all that wait."""
+    def __post_init__(self) -> None:
         request = self.request
-        return (request.hint is not None, request.priority, request.arrival_s, request.id)
+        self.order = (request.hint is not None, request.priority, request.arrival_s, request.id)
 
     @property
     def loadable(self) -> int:

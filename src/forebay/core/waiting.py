@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from operator import attrgetter
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from forebay.core.store import Store
 from forebay.errors import ProtocolError
 
 _Place = tuple[bytes, int]
+_order = attrgetter("order")
 
 
 class WaitingLine:
@@ -187,10 +189,6 @@ class WaitingLine:
         there.discard(entry.request.id)
         if not there:
             del self._ends[place]
-
-
-def _order(entry: Waiting) -> tuple[bool, int, float, int]:
-    return entry.order
 
 
 def _cut(entry: Waiting, keep: int) -> None:

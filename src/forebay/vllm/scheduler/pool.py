@@ -246,7 +246,7 @@ class VllmDevicePool:
     # -- steps -----------------------------------------------------------------------------------
 
     def wrote(self, blocks: Ids, step: int) -> None:
-        self._stamp[blocks] = np.maximum(self._stamp[blocks], step)
+        self._stamp.put(blocks, np.maximum(self._stamp.take(blocks), step))
 
     def stamps(self, blocks: Ids) -> Steps:
         return self._stamp.take(blocks)

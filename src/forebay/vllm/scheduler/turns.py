@@ -10,6 +10,8 @@ there is room for its loads, which is less than what computing it takes.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from forebay.cache.loads import Loads
 from forebay.core.flights import Flights
 from forebay.core.requests import NotYet, Waiting
@@ -119,7 +121,7 @@ class Turns:
         if not self._asked and not self._turning:
             return
         asked, self._asked = self._asked, {}
-        entries = sorted(map(self._line.__getitem__, asked), key=lambda entry: entry.order)
+        entries = sorted(map(self._line.__getitem__, asked), key=attrgetter("order"))
         entries = entries[: max(1, free_run_slots)]
         turning = {entry.request.id for entry in entries}
         for request in self._turning - turning:
