@@ -89,9 +89,7 @@ def live(engine: ToyEngine, dice: random.Random, steps: int) -> None:
         if dice.random() < 0.05 and (opened := list(engine.open())):
             engine.abort(engine.asked[dice.choice(opened)])
         if dice.random() < 0.3:
-            held = engine.half._flights.load_blocks or engine.half._device.quarantined
-            preempting = not held and not engine.lag
-            engine.scheduler.reset_prefix_cache(reset_running_requests=preempting)
+            engine.try_to_reset()
         if dice.random() < 0.005:
             engine.scheduler.reset_connector_cache()
         if dice.random() < 0.06:

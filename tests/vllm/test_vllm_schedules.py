@@ -237,10 +237,7 @@ def live(engine: ToyEngine, dice: random.Random, steps: int) -> None:
             if opened:
                 engine.abort(engine.asked[dice.choice(opened)])
         if dice.random() < 0.03:
-            # While loads hold blocks, or have lost one, vLLM cannot reset, and says so.
-            held = engine.half._flights.load_blocks or engine.half._device.quarantined
-            preempting = not held and not engine.lag
-            engine.scheduler.reset_prefix_cache(reset_running_requests=preempting)
+            engine.try_to_reset()
         if dice.random() < 0.01:
             engine.scheduler.reset_connector_cache()
         engine.step()

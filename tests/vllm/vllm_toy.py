@@ -208,6 +208,13 @@ class ToyEngine(RealScheduler):
             self.step()
         raise AssertionError(f"requests are stuck: {list(self.open())}")
 
+    def try_to_reset(self) -> None:
+        """Reset vLLM's cache, and preempt for it where nothing else can hold blocks: while loads
+        hold some, or have lost one, or a step is under way, vLLM cannot, and would raise an error.
+        """
+        held = self.half._flights.load_blocks or self.half._device.quarantined or self.lag
+        self.scheduler.reset_prefix_cache(reset_running_requests=not held)
+
     def open(self) -> Iterator[str]:
         """Names of requests that have not ended."""
         return (name for name, asked in self.asked.items() if not asked.ended)
