@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from forebay.release import installed_version
+from forebay.release import INSTALL_SERVER, installed_version
 
 
 def main() -> int:
@@ -28,8 +28,8 @@ def _doctor_alone(arguments: list[str], missing: str) -> int:
         print(f"forebay {installed_version()}")
         return 0
     print(
-        f"error: the command line needs {missing}: pip install '.[server]' in the source tree; "
-        "`forebay doctor` works without",
+        f"error: the command line needs {missing}: {INSTALL_SERVER}; `forebay doctor` works "
+        "without",
         file=sys.stderr,
     )
     return 2

@@ -1,8 +1,11 @@
-"""Which release of Forebay is running."""
+"""Which release of Forebay is running, and how the rest of it is installed."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+
+INSTALL_SERVER = "pip install '.[server]' in the source tree"
+"""Brings the packages that the command line and the server need, and the core does not."""
 
 
 def installed_version() -> str:

@@ -11,6 +11,7 @@ from typing import TextIO
 import typer
 
 from forebay.errors import LinkTimeoutError, ModelError, RequestError, SettingsError
+from forebay.release import INSTALL_SERVER
 
 USAGE_STATUS = 2
 """Exit status for what the user can put right."""
@@ -34,8 +35,8 @@ def told() -> Iterator[None]:
             if error.name is None or error.name.split(".")[0] == "forebay":
                 raise
             print(
-                f"error: {error.name} is not installed: pip install '.[server]' in the source "
-                "tree; `forebay doctor` says what else is missing",
+                f"error: {error.name} is not installed: {INSTALL_SERVER}; `forebay doctor` says "
+                "what else is missing",
                 file=sys.stderr,
             )
             raise typer.Exit(USAGE_STATUS) from error

@@ -12,10 +12,10 @@ from pathlib import Path
 import forebay
 from forebay.doctor.finding import Finding, Level, Machine
 from forebay.machine.sizes import show_size
+from forebay.release import INSTALL_SERVER
 from forebay.vllm.adapter import TRIED, version_of
 from forebay.vllm.plugin import GROUP, NAME
 
-_INSTALL = "pip install '.[server]' in the source tree"
 _SERVING = "forebay serve, chat and demo cannot start; `Cache` under your own loop can"
 _INSIDE_VLLM = ", and so can the connector inside vLLM"
 
@@ -59,9 +59,9 @@ def check_packages() -> Iterator[Finding]:
     if missing:
         read = f"not installed: {', '.join(missing)}"
         if vllm_version() is None:
-            yield Finding("packages", Level.FAIL, read, _SERVING, _INSTALL)
+            yield Finding("packages", Level.FAIL, read, _SERVING, INSTALL_SERVER)
         else:
-            yield Finding("packages", Level.NOTE, read, _SERVING + _INSIDE_VLLM, _INSTALL)
+            yield Finding("packages", Level.NOTE, read, _SERVING + _INSIDE_VLLM, INSTALL_SERVER)
     else:
         yield Finding("packages", Level.OK, "all that forebay serve needs")
 
@@ -88,7 +88,7 @@ def check_torch(machine: Machine) -> Iterator[Finding]:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        todo = _INSTALL
+        todo = INSTALL_SERVER
         yield Finding("PyTorch", Level.FAIL, "not installed", _SERVING, todo)
         return
     cuda = torch_cuda()

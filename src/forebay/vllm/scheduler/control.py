@@ -31,7 +31,8 @@ def usable_mode(value: object) -> Mode:
     mode = chosen(Mode, "mode", value, USABLE_MODES)
     if policy_of(mode).stalls_step:
         raise SettingsError(
-            f"mode {mode.value} stalls steps, and steps are vLLM's: use b0, b3 or b4"
+            f"mode {mode.value} stalls steps, and steps are vLLM's: "
+            f"use one of {', '.join(USABLE_MODES)}"
         )
     return mode
 
