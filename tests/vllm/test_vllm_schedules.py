@@ -21,6 +21,7 @@ from vllm_toy import (
     wrong_answers,
 )
 
+from forebay.cache import saves
 from forebay.core.ledger import MissReason, Source
 from forebay.transfer.messages import Direction, Report
 from forebay.vllm.messages import News
@@ -328,8 +329,12 @@ def test_a_block_that_is_forgotten_when_its_save_ends_is_in_no_slot(toy: MakeEng
     assert_nothing_left(engine)
 
 
-def test_what_vllm_hands_out_while_it_is_saved_is_waited_for(toy: MakeEngine):
+def test_what_vllm_hands_out_while_it_is_saved_is_waited_for(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
     """It is not on the device any more, and in host memory in a moment."""
+    # In a save of its own, all of which the lanes that are held take.
+    monkeypatch.setattr(saves, "_TOGETHER_BYTES", 0)
     engine = toy(lag=1, blocks=20, step_tokens=512, window_bytes=BLOCK_BYTES, min_load_tokens=16)
     engine.ask([8], 1)
     engine.run()

@@ -32,6 +32,9 @@ _BURST_MEMORY = 0.95
 _SHORTEST_TRIP_S = 1e-6
 # Bounds the work of one event; more victims than this are not given up between two of them.
 _MOST_AHEAD = 4096
+# Small runs go together up to this, a ms of a fast link: each save costs its own work, and whoever
+# must have one ended waits for all of it.
+_TOGETHER_BYTES = 64 << 20
 
 
 class Saves:
@@ -128,9 +131,7 @@ class Saves:
     def _save_pending(self, room: int, now_s: float) -> int:
         """Save what was computed, as far as there is `room`. Returns what is left of it."""
         while room > 0 and self._pending:
-            blocks, serials = self._pending.popleft()
-            self._pending_blocks -= len(blocks)
-            left = self._still_dirty(blocks, serials)
+            left = self._still_dirty(*self._next_pending())
             if len(left) > room:
                 rest = left[room:]
                 self._pending.appendleft((rest, self._store.serials(rest)))
@@ -138,6 +139,21 @@ class Saves:
                 left = left[:room]
             room -= self._save(left, now_s, 0)
         return room
+
+    def _next_pending(self) -> tuple[Ids, NDArray[np.int64]]:
+        """Take out what was computed first, of small runs several: each block once."""
+        together = _TOGETHER_BYTES // self._settings.block_bytes
+        runs = [self._pending.popleft()]
+        count = len(runs[0][0])
+        while self._pending and count + len(self._pending[0][0]) <= together:
+            runs.append(self._pending.popleft())
+            count += len(runs[-1][0])
+        self._pending_blocks -= count
+        if len(runs) == 1:
+            return runs[0]
+        # By their serials ancestors come first.
+        serials, places = np.unique(np.concatenate([each for _, each in runs]), return_index=True)
+        return np.concatenate([blocks for blocks, _ in runs])[places], serials
 
     def ended(self, completion: Completion, now_s: float) -> Flight:
         """A save is over."""
