@@ -45,7 +45,8 @@ from forebay.vllm.seen.kv_events import as_vllm_events
 from forebay.vllm.seen.log import join_log, tell_sizes, warnings_told
 from forebay.vllm.seen.measures import Growth, Stopwatch
 from forebay.vllm.seen.metrics import ForebayPromMetrics, ForebayStats
-from forebay.vllm.worker import WorkerHalf, device_of
+from forebay.vllm.tensors import device_of
+from forebay.vllm.worker import WorkerHalf
 
 _STATS_S = 0.1
 """To look at all counters costs as much as a step that has nothing to do."""

@@ -27,11 +27,11 @@ from forebay.errors import SettingsError
 from forebay.transfer.host import HostMemory
 from forebay.transfer.messages import Completion, Direction, Outcome, Report, Transfer
 from forebay.transfer.native import NativeMover
-from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape
 from forebay.vllm.messages import BlockCopy, Expedite, News, Orders
 from forebay.vllm.options import Options
 from forebay.vllm.seen.measures import Values
+from forebay.vllm.tensors import device_of, device_pool, parts_of, warn_of_tensors
 
 _SETTLE_S = 30.0
 """Bound of the wait for a save that was cancelled: two windows of the slowest link."""
@@ -44,8 +44,6 @@ _AWAIT_S = 1.0
 """Bound of the wait for loads before a forward pass, which were about to land when it was ordered:
 what takes longer is copied without the mover."""
 _CLOSE_S = 10.0
-_MANY_TENSORS = 8
-"""From so many pieces on a driver hands over faster what lies evenly within one allocation."""
 
 _logger = logging.getLogger("forebay.vllm")
 
@@ -308,95 +306,3 @@ class WorkerHalf:
             self._take()
         self._torn |= saves & self._flying.keys()
         self._settled_s += time.monotonic() - began_s
-
-
-def device_of(caches: Mapping[str, Any]) -> Any:
-    """The one device that all of `caches` are on, as torch tells it."""
-    devices = {tensor.device for tensor in caches.values()}
-    if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
-        raise SettingsError(
-            f"the KV cache lies on {sorted(map(str, devices))}: one GPU of CUDA or a CPU is "
-            "supported for each worker"
-        )
-    return next(iter(devices))
-
-
-def parts_of(shape: KVShape, caches: Mapping[str, Any]) -> list[Any]:
-    """Tensors [blocks, ...] in which each block's bytes are in one piece: those of all layers, or
-    one of them all, also where each layer has a view of it; one that layers share counts once.
-
-    In a tensor blocks are the outermost axis in memory, or K and V are, and blocks the next. An
-    attention kernel may see each block as several of its own.
-    """
-    parts: list[Any] = []
-    seen: set[int] = set()
-    for name, tensor in caches.items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            parts += _parts(name, tensor, shape.blocks)
-    whole = _whole_blocks(parts)
-    return parts if whole is None else [whole]
-
-
-def warn_of_tensors(parts: Sequence[Any]) -> None:
-    """Tell the log where copies of a block hold up the kernels that vLLM launches meanwhile."""
-    tensors = {int(part.untyped_storage().data_ptr()) for part in parts}
-    if len(tensors) >= _MANY_TENSORS:
-        _logger.warning(
-            "each KV block lies in %d tensors: while blocks are copied, kernels start later. "
-            "Layers side by side avoid it; in vLLM 0.26: VLLM_USE_V2_MODEL_RUNNER=0",
-            len(tensors),
-        )
-
-
-def device_pool(shape: KVShape, parts: Sequence[Any]) -> Pool:
-    """The pool that lies in `parts`."""
-    pool = Pool.of(parts)
-    if pool.block_bytes != shape.block_bytes:
-        raise SettingsError(
-            f"vLLM says that a block has {shape.block_bytes} bytes, and its tensors have "
-            f"{pool.block_bytes}: this layout is not supported"
-        )
-    return pool
-
-
-def _parts(name: str, tensor: Any, blocks: int) -> list[Any]:
-    order = sorted(range(tensor.dim()), key=lambda axis: -int(tensor.stride(axis)))
-    laid_out = tensor.permute(order)
-    if laid_out.shape[0] % blocks == 0:
-        return [_blocks_first(laid_out, blocks)]
-    if laid_out.shape[0] == 2 and laid_out.shape[1] % blocks == 0:
-        return [_blocks_first(each, blocks) for each in (laid_out[0], laid_out[1])]
-    raise SettingsError(
-        f"the KV cache of {name} has shape {tuple(tensor.shape)} and strides "
-        f"{tuple(tensor.stride())}, in which {blocks} blocks are not the outermost axis: this "
-        "layout is not supported"
-    )
-
-
-def _whole_blocks(parts: Sequence[Any]) -> Any | None:
-    """One tensor [blocks, elements] for `parts`, in whose memory each block is all of theirs, one
-    behind the other; None where they lie otherwise.
-    """
-    first = parts[0]
-    size = int(first.element_size())
-    end = first.data_ptr()
-    for part in parts:
-        beside = (
-            part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            and (part.dtype, part.stride(0)) == (first.dtype, first.stride(0))
-            and part.data_ptr() == end
-            and part[0].is_contiguous()
-        )
-        if not beside:
-            return None
-        end += part[0].numel() * size
-    if end - first.data_ptr() != first.stride(0) * size:
-        return None
-    return first.as_strided((first.shape[0], first.stride(0)), (first.stride(0), 1))
-
-
-def _blocks_first(laid_out: Any, blocks: int) -> Any:
-    """`laid_out`, whose first axis counts a kernel's blocks, by vLLM's."""
-    each = laid_out.shape[0] // blocks
-    return laid_out if each == 1 else laid_out.unflatten(0, (blocks, each))

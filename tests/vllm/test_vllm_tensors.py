@@ -14,7 +14,7 @@ import torch
 from forebay.errors import SettingsError
 from forebay.transfer.pool import Pool
 from forebay.vllm.adapter import KVShape, lay_side_by_side, read_shape
-from forebay.vllm.worker import device_of, device_pool, parts_of, warn_of_tensors
+from forebay.vllm.tensors import device_of, device_pool, parts_of, warn_of_tensors
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 6, 32, 2, 8, 3
 PAGE = TOKENS * HEADS * 2 * SIZE * 2
