@@ -67,6 +67,23 @@ def test_a_hint_brings_what_its_session_then_finds(toy: MakeEngine):
     assert_nothing_left(engine)
 
 
+@pytest.mark.parametrize("begun", [0, 96])
+def test_a_hint_of_what_was_not_there_is_claimed_too(toy: MakeEngine, begun: int):
+    engine = toy(hint_share=0.5)
+    if begun:
+        saved_and_gone(engine, 1, length=begun)
+    word = hint(engine, prompt_of(1, 200), eta_s=FAR)
+    engine.run()
+    assert word.ended == "finished"
+    other = engine.ask(prompt_of(2, 230), 4)
+    engine.run()
+    assert outcomes(engine) == {}, "another's session"
+    came = engine.ask(prompt_of(1, 230), 4)
+    engine.run()
+    assert other.ended == came.ended == "finished"
+    assert outcomes(engine) == {"claimed": 1}
+
+
 def test_an_idle_engine_goes_on_until_the_hint_is_answered(toy: MakeEngine):
     engine = toy(hint_share=0.5, window_bytes=BLOCK_BYTES)
     saved_and_gone(engine, 1)
