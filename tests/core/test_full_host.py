@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from computed_paths import KEY_BYTES, ComputedPaths
 
 from forebay.core import store as module
 from forebay.core.arrays import Ids
 from forebay.core.block_ids import BlockIds
-from forebay.core.device_pool import LeaseKind
 from forebay.core.store import Store
-
-KEY_BYTES = 16
 
 
 class FullHost:
@@ -19,17 +17,8 @@ class FullHost:
 
     def __init__(self, device: int, host: int) -> None:
         self.store = Store(KEY_BYTES, device, host)
-        self._count = 0
-
-    def compute(self, blocks: int) -> Ids:
-        """A path of its own, root first, on the device alone, that nobody leases."""
-        made = self.store.compute(blocks, protected=False)
-        assert made is not None
-        self._count += 1
-        keys = b"".join(f"{self._count:8}{each:8}".encode() for each in range(blocks))
-        self.store.publish(b"", keys, 0, made)
-        self.store.release(made, LeaseKind.HARD)
-        return made
+        self.compute = ComputedPaths(self.store).compute
+        self._saves = 0
 
     def give_up(self, blocks: Ids) -> None:
         """The device gives up `blocks`, the first one first."""
@@ -38,10 +27,11 @@ class FullHost:
 
     def save(self, path: Ids, *, displacing: bool, ahead: int = 0) -> int:
         """How many of `path` got a host slot."""
-        plan = self.store.start_save(self._count, path, ahead=ahead, displacing=displacing)
+        self._saves += 1
+        plan = self.store.start_save(self._saves, path, ahead=ahead, displacing=displacing)
         if plan is None:
             return 0
-        self.store.end_save(self._count, len(plan.blocks), len(plan.blocks))
+        self.store.end_save(self._saves, len(plan.blocks), len(plan.blocks))
         return len(plan.blocks)
 
 

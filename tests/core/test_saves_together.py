@@ -7,19 +7,18 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from computed_paths import KEY_BYTES, ComputedPaths
 
 from forebay.cache import saves as module
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
-from forebay.core.arrays import Ids
-from forebay.core.device_pool import LeaseKind
 from forebay.core.flights import Flights
 from forebay.core.modes import ModeSwitch
 from forebay.core.rates import Average, Rates
 from forebay.core.store import Store
 from forebay.transfer.messages import Transfer
 
-KEY_BYTES, BLOCK_BYTES, SLOTS = 16, 1 << 20, 64
+BLOCK_BYTES, SLOTS = 1 << 20, 64
 
 
 class Sent:
@@ -45,17 +44,7 @@ class Computed:
         switch = ModeSwitch(settings.mode)
         mover = cast("Any", self.sent)
         self.saves = Saves(settings, switch, self.store, Flights(1), rates, mover)
-        self._count = 0
-
-    def compute(self, blocks: int) -> Ids:
-        """A path of its own."""
-        made = self.store.compute(blocks, protected=False)
-        assert made is not None
-        self._count += 1
-        keys = b"".join(f"{self._count:8}{each:8}".encode() for each in range(blocks))
-        self.store.publish(b"", keys, 0, made)
-        self.store.release(made, LeaseKind.HARD)
-        return made
+        self.compute = ComputedPaths(self.store).compute
 
     def saved(self) -> list[list[int]]:
         """The device slots of each transfer that a flush starts."""

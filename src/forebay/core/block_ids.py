@@ -47,8 +47,9 @@ class BlockIds:
 
     def leaf_first(self, ids: Ids) -> Ids:
         """`ids`, with the runs among them that were taken one after another turned round."""
-        follows = np.diff(self.serials(ids)) == 1
+        serials = self.serials(ids)
+        follows = np.diff(serials) == 1
         if not follows.any():
             return ids
         runs = np.cumsum(np.concatenate([[0], ~follows]))
-        return ids[np.lexsort((-self.serials(ids), runs))]
+        return ids[np.lexsort((-serials, runs))]
