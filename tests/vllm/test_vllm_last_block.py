@@ -162,7 +162,7 @@ def test_what_lies_in_two_slots_is_there_while_one_is(
     engine.run()
     store, device = engine.half._store, engine.half._device
     keys = b"".join(first.request.block_hashes)
-    last = store.match(engine.half._namespace, keys).ids[-1:]
+    last = store.match(engine.half._roster.namespace, keys).ids[-1:]
     assert device.slot_of(last).tolist() == first.table[-1:] != again.table[-1:]
     # Of what is free the older one of both is next, behind all that was never used.
     engine.half._lately.drop_all()

@@ -352,8 +352,8 @@ def assert_nothing_left(engine: ToyEngine) -> None:
     assert engine.pool.get_num_free_blocks() == engine.pool.num_gpu_blocks - 1 - lost
     assert not len(half._line)
     assert not len(half._flights)
-    assert not half._records
-    assert not half._by_id
+    assert not half._roster._here
+    assert not half._roster.by_id
     assert not half._turns.lack_loads
     # What ended just now is kept for a moment, which holds nobody up.
     half._lately.drop_all()

@@ -35,7 +35,7 @@ from forebay.vllm.scheduler.books import Books
 from forebay.vllm.scheduler.control import ModeFile
 from forebay.vllm.scheduler.copies import Copies
 from forebay.vllm.scheduler.guard import Guard
-from forebay.vllm.scheduler.hints import ANSWER_S, NO_HINTS, HintBounds, Hints
+from forebay.vllm.scheduler.hints import NO_HINTS, HintBounds, Hints
 from forebay.vllm.scheduler.last_block import LastBlocks
 from forebay.vllm.scheduler.lately import Lately
 from forebay.vllm.scheduler.lookups import Lookups
@@ -43,9 +43,9 @@ from forebay.vllm.scheduler.mailbox import Hands, Mailbox
 from forebay.vllm.scheduler.naming import Naming
 from forebay.vllm.scheduler.near import NearLoads
 from forebay.vllm.scheduler.pool import VllmDevicePool
-from forebay.vllm.scheduler.records import Record, Turn
+from forebay.vllm.scheduler.records import Record
+from forebay.vllm.scheduler.roster import Roster
 from forebay.vllm.scheduler.turns import Turns
-from forebay.vllm.scheduler.wishes import Wishes
 from forebay.vllm.seen.events import HostEvents
 
 _IDLE_PIECE_BYTES = 256 << 20
@@ -83,7 +83,6 @@ class SchedulerHalf:
         self.settings = settings
         self._pool = pool
         self._clock = clock
-        self._by_priority = by_priority
         self._most_running = most_running
         step = -(-step_tokens // settings.block_tokens) + most_running
         self._device = device = VllmDevicePool(
@@ -108,6 +107,10 @@ class SchedulerHalf:
         self._flights = flights = Flights(1)
         self._last_blocks = LastBlocks(settings.block_tokens, pool, device, store, switch, flights)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
+        self._lately = Lately(device)
+        self._roster = roster = Roster(
+            settings.block_tokens, line, self._lately, by_priority=by_priority
+        )
         bounds = self._patience_s, self._piece_blocks
         self._loads = Loads(settings, switch, store, line, flights, ledger, rates, mail, *bounds)
         self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
@@ -115,9 +118,8 @@ class SchedulerHalf:
             settings, switch, store, flights, rates, mail, displaces=True, step_blocks=step
         )
         self._mode_file = ModeFile(mode_file, settings.mode)
-        self._hints = hints = Hints(hint_bounds, line, key_bytes, self._let_hint_go)
+        self._hints = hints = Hints(hint_bounds, line, key_bytes, roster, self._loads)
         self.books = Books(settings, switch, store, pool, ledger, self._loads.link, rates, hints)
-        self._lately = Lately(self._device)
         self._turns = Turns(store, self._device, line, flights, self._loads, self._hints)
         self.events: HostEvents | None = None
         if events:
@@ -128,29 +130,21 @@ class SchedulerHalf:
         self._naming = Naming(
             settings.block_tokens, pool, device, store, switch, line, saves, ledger, self.events
         )
-        self._records: dict[str, Record] = {}
-        self._by_id: dict[int, Record] = {}
-        self._running: dict[int, Record] = {}
         self._copies = Copies(
-            device, flights, self._loads, saves, mail, self.books.account, self._by_id
+            device, flights, self._loads, saves, mail, self.books.account, roster.by_id
         )
         self._near = NearLoads(device, line, flights, mail, self._loads, self._copies, self._turns)
-        self._last_id = 0
-        self._resets = 0
 
     # -- requests --------------------------------------------------------------------------------
 
     def arrive(self, request: VllmRequest) -> None:
         """vLLM queued a request."""
-        self._last_id += 1
         now_s = self._clock()
         self._look_at_mode(now_s)
-        arrival_s = request.arrival_time if self._by_priority else now_s
-        record = Record(self._last_id, request, arrival_s, Wishes.of(request))
-        self._records[request.request_id] = self._by_id[record.id] = record
+        record = self._roster.arrived(request, now_s)
         self.books.asked(record)
         self._hints.take_up(record, now_s, looks_ahead=self._switch.policy.look_ahead)
-        self._wait(record)
+        self._roster.wait(record)
         self._begin_at_once(record)
 
     def asked(self, request: VllmRequest, local_tokens: int) -> int | None:
@@ -159,7 +153,7 @@ class SchedulerHalf:
         Returns how many more are brought to a block of its own, or None where it should ask again
         at its next step.
         """
-        record = self._records.get(request.request_id)
+        record = self._roster.find(request)
         if record is None:
             return 0
         entry = self._line.get(record.id)
@@ -180,7 +174,7 @@ class SchedulerHalf:
         """vLLM starts `request` with what it found when it last asked, and `block` for what more is
         brought.
         """
-        record = self._records.get(request.request_id)
+        record = self._roster.find(request)
         entry = None if record is None else self._line.get(record.id)
         if record is None or entry is None:
             return
@@ -200,33 +194,28 @@ class SchedulerHalf:
         brought = self._ledger.read(entry.blocks[own:found], turn_s)
         self.books.started(record, entry, brought, now_s)
         self._loads.leave(entry)
-        for hint in self._hints.came(entry.request):
-            if hint in self._by_id:
-                self._by_id[hint].goes_behind, self._by_id[hint].until_s = request, now_s + ANSWER_S
+        self._hints.came(entry.request, request, now_s)
 
     def finish(self, request: VllmRequest) -> dict[str, Any] | None:
         """The request ended, whatever its state; its blocks are vLLM's still.
 
         Returns what its client is told.
         """
-        record = self._records.pop(request.request_id, None)
+        record, ran = self._roster.ended(request)
         if record is None:
             return None
         self._turns.over(record)
         self._lookups.over(record)
-        if self._running.pop(record.id, None) is not None:
+        if ran:
             self._catch_up()
-            self._naming.name(self._namespace, record, request.num_computed_tokens)
+            namespace = self._roster.namespace
+            self._naming.name(namespace, record, request.num_computed_tokens)
             if record.hint is None and not left(request):
                 self.rates.answered(request.num_output_tokens)
-                self._lately.ended(self._naming.path(self._namespace, record), self._clock())
-        if record.hint is not None:
-            if not self._hints.ended(record.id):
-                self._by_id.pop(record.id, None)
-            return record.answer()
-        del self._by_id[record.id]
+                self._lately.ended(self._naming.path(namespace, record), self._clock())
+        self._hints.ended(record)
         entry = self._line.get(record.id)
-        if entry is not None:
+        if entry is not None and record.hint is None:
             self._loads.leave(entry)
         return record.answer()
 
@@ -242,17 +231,19 @@ class SchedulerHalf:
         self._hints.expire(now_s)
         self._lately.expire(now_s)
         settle = self._mail.saves_reading(self._device.take_handed_out())
-        self._follow(step)
+        for record, tokens in self._roster.follow(step):
+            self._naming.name(self._roster.namespace, record, tokens)
         lack, held = self._turns.lack_loads, self._near.under_way
         self.books.scheduled(number, step, now_s, loads_lack=lack, held=held)
-        running = (record.progress(self.rates) for record in self._running.values())
-        free_run_slots = max(0, self._most_running - len(self._running))
+        running = self._roster.running
+        free_run_slots = max(0, self._most_running - len(running))
         self._turns.take(free_run_slots, now_s)
         self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         if len(self._line):
-            self._ahead.plan(now_s, running, free_run_slots, 0)
+            left = (record.progress(self.rates) for record in running.values())
+            self._ahead.plan(now_s, left, free_run_slots, 0)
         self._copies.name_loads(now_s)
-        runs = (record.request for record in self._running.values())
+        runs = (record.request for record in running.values())
         self._guard.scheduled(step, runs, self._line)
         if self._host_slots:
             self._saves.flush(now_s)
@@ -292,20 +283,15 @@ class SchedulerHalf:
 
     def forget_all(self) -> None:
         """What was saved so far is not to be found any more: the weights may be others."""
-        self._resets += 1
         self._device.disown_loads()
         self._turns.clear()
         self._hints.drop_all()
         self._lately.drop_all()
-        waiting = [self._by_id[entry.request.id] for entry in self._line]
+        waiting = [self._roster.by_id[entry.request.id] for entry in self._line]
         for entry in list(self._line):
             self._loads.leave(entry)
         self._store.unpublish_all()
-        for record in waiting:
-            self._wait(record)
-            record.turn = Turn.NOT_ASKED
-        for record in self._records.values():
-            record.named, record.session = 0, None
+        self._roster.start_anew(waiting)
 
     def stats(self) -> CacheStats:
         """Counters since the start."""
@@ -346,31 +332,7 @@ class SchedulerHalf:
     @property
     def _idle(self) -> bool:
         """Whether no step computes anything and no request could."""
-        return not self.books.computes and not self._running
-
-    def _let_hint_go(self, hint: int) -> None:
-        """The hint is over: its entry leaves the line; its own request goes on like any other."""
-        record = self._by_id[hint]
-        record.hint = None
-        entry = self._line.get(hint)
-        if entry is not None:
-            self._loads.leave(entry)
-        if record.request.request_id not in self._records:
-            del self._by_id[hint]
-
-    def _wait(self, record: Record) -> None:
-        request = record.request
-        if len(request.block_hashes) != request.num_tokens // self.settings.block_tokens:
-            return  # not one hash for each block: nothing of it can be named
-        if record.id in self._line:
-            return  # a hint that was preempted stands there still
-        priority = request.priority if self._by_priority else 0
-        self._lately.came(self._line.add(record.waiting(self._namespace, priority)).blocks)
-
-    @property
-    def _namespace(self) -> bytes:
-        # vLLM's hashes tell models, adapters and salts apart.
-        return b"vllm%d" % self._resets
+        return not self.books.computes and not self._roster.running
 
     def _piece_blocks(self) -> int:
         """Of the loads that begin now."""
@@ -398,23 +360,3 @@ class SchedulerHalf:
                 if not here.all():
                     self._line.uncover(entry, int(np.argmin(here)))
         self._store.left_device(lost)
-
-    def _follow(self, step: Step) -> None:
-        """Take note of who runs and waits now, and of the blocks that `step` fills."""
-        # A reset of vLLM's cache preempts requests that may go on in the very same step.
-        for name in step.preempted.difference(part.request for part in step.scheduled):
-            record = self._records.get(name)
-            if record is not None and self._running.pop(record.id, None) is not None:
-                record.waits_again()
-                self._wait(record)
-        block_tokens = self.settings.block_tokens
-        for part in step.scheduled:
-            record = self._records.get(part.request)
-            if record is None:
-                continue
-            if part.blocks or part.whole:
-                record.scheduled(part)
-                self._running[record.id] = record
-            end = part.start + part.tokens
-            if end >= (record.named + 1) * block_tokens:
-                self._naming.name(self._namespace, record, end)

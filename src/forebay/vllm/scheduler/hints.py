@@ -11,20 +11,22 @@ blocks and in time, and what they hold is given up before anything that is held 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forebay.cache.loads import Loads
 from forebay.core.requests import Hint, Request
 from forebay.core.waiting import WaitingLine
+from forebay.vllm.adapter import VllmRequest
 from forebay.vllm.scheduler.records import Record
+from forebay.vllm.scheduler.roster import Roster
 from forebay.vllm.scheduler.wishes import AskedHint
 
 _LEAD_S = 0.1
 """So long before its eta a hint's own token would be in the way of the session that comes."""
 _LATE_S = 1.0
 """So long it waits for its session after that."""
-ANSWER_S = 30.0
+_ANSWER_S = 30.0
 """And so long for its session's answer."""
 
 
@@ -57,7 +59,7 @@ class OpenHint:
     them; `answered`: its own request was started.
     """
 
-    id: int
+    record: Record
     hint: Hint
     blocks: int
     last: bytes
@@ -65,30 +67,27 @@ class OpenHint:
 
 
 class Hints:
-    """The hints that are open. Each has an entry in `line` under its id until `let_go`, which takes
-    it out, is called with that id.
-    """
+    """The hints that are open. Each has an entry in `line` under the id of its record."""
 
     def __init__(
         self,
         bounds: HintBounds,
         line: WaitingLine,
         key_bytes: int,
-        let_go: Callable[[int], None],
+        roster: Roster,
+        loads: Loads,
     ) -> None:
         self._bounds = bounds
         self._line = line
         self._key_bytes = key_bytes
-        self._let_go = let_go
+        self._roster = roster
+        self._loads = loads
         self._open: dict[int, OpenHint] = {}
         self._blocks = 0
         self.outcomes = dict.fromkeys(HintOutcome, 0)
 
     def __len__(self) -> int:
         return len(self._open)
-
-    def __contains__(self, hint: int) -> bool:
-        return hint in self._open
 
     def take_up(self, record: Record, now_s: float, *, looks_ahead: bool) -> None:
         """Note in `record` the hint that it asks for, if it does, or why it is none."""
@@ -124,7 +123,7 @@ class Hints:
         hint = Hint(eta_s, eta_s + expiry_s)
         for each in renewed:
             self._close(each, HintOutcome.RENEWED)
-        self._open[record.id] = OpenHint(record.id, hint, blocks, hashes[-1] if hashes else b"")
+        self._open[record.id] = OpenHint(record, hint, blocks, hashes[-1] if hashes else b"")
         self._blocks += blocks
         return hint
 
@@ -142,28 +141,24 @@ class Hints:
         if hint in self._open:
             self._open[hint].answered = True
 
-    def ended(self, hint: int) -> bool:
-        """The hint's own request is over. Returns whether the hint stays open."""
-        found = self._open.get(hint)
-        if found is None:
-            return False
-        if not found.answered:
+    def ended(self, record: Record) -> None:
+        """A request is over: a hint that was its own stays open if it was answered."""
+        found = self._open.get(record.id)
+        if found is not None and not found.answered:
             self._close(found, HintOutcome.WITHDRAWN)
-            return False
-        return True
 
-    def came(self, request: Request) -> list[int]:
-        """`request`, of a session, starts: hints of it have done their work. Returns those."""
-        came: list[int] = []
+    def came(self, asks: Request, request: VllmRequest, now_s: float) -> None:
+        """`request`, of a session, starts; `asks` is what it asks the cache for. Hints of it have
+        done their work, and their own requests let it have its answer first.
+        """
         for found in list(self._open.values()):
-            entry = self._line.get(found.id)
+            entry = self._line.get(found.record.id)
             if entry is None:
                 continue
             hinted = entry.request.keys[: len(entry.blocks) * self._key_bytes]
-            if hinted and request.keys.startswith(hinted):
-                came.append(found.id)
+            if hinted and asks.keys.startswith(hinted):
+                found.record.goes_behind, found.record.until_s = request, now_s + _ANSWER_S
                 self._close(found, HintOutcome.CLAIMED)
-        return came
 
     def expire(self, now_s: float) -> None:
         """Hints whose time is over keep nothing any more."""
@@ -177,10 +172,14 @@ class Hints:
             self._close(found, HintOutcome.DROPPED)
 
     def _close(self, found: OpenHint, outcome: HintOutcome) -> None:
-        del self._open[found.id]
+        record = found.record
+        del self._open[record.id]
         self._blocks -= found.blocks
         self.outcomes[outcome] += 1
-        self._let_go(found.id)
+        entry = self._line.get(record.id)
+        if entry is not None:
+            self._loads.leave(entry)
+        self._roster.hint_over(record)
 
 
 def _begins(hashes: list[bytes], hint: OpenHint) -> bool:
