@@ -47,7 +47,9 @@ def test_tokens_with_kv_from_host_memory_are_those_with_kv_on_two_gpus(tmp_path:
     ]
     ours = connector(host_bytes="256MiB")
     engine = engine_options(tmp_path / "model", kv_transfer_config=ours, **ENGINE)
-    told = served(tmp_path, rounds, engine, timeout_s=380)
+    second_runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    told = served(tmp_path, rounds, engine, timeout_s=380, environment=second_runner)
+    assert told["tensors"] == [1, 1], "the layers of a block do not lie side by side in each worker"
     _, gpu, host, nothing = (list(each.values()) for each in told["rounds"])
     assert host == gpu
     assert nothing != gpu, "loads that bring nothing were not noticed"
