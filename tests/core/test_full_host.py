@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from computed_paths import KEY_BYTES, ComputedPaths
 
-from forebay.core import store as module
+from forebay.core import host_room
 from forebay.core.arrays import Ids
 from forebay.core.block_ids import BlockIds
 from forebay.core.store import Store
@@ -63,7 +63,7 @@ def test_a_parent_that_was_given_up_before_its_children_keeps_nobody_out(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ):
     if rule == "broken":
-        monkeypatch.setattr(module, "_TRIES", 1)
+        monkeypatch.setattr(host_room, "_TRIES", 1)
     host = FullHost(8, 4)
     path = host.compute(4)
     assert host.save(path, displacing=False) == 4

@@ -146,7 +146,7 @@ def test_pitfall_03_all_that_was_computed_last_is_saved_when_host_memory_is_full
 ):
     """Also a part at a time, where what is older was loaded, and given up in any order."""
     if rule == "broken":
-        monkeypatch.setattr("forebay.core.store._TRIES", 1)
+        monkeypatch.setattr("forebay.core.host_room._TRIES", 1)
         monkeypatch.setattr(BlockIds, "leaf_first", lambda self, ids: ids)
     monkeypatch.setattr(Saves, "_room", lambda self: 64 - self._flights.save_blocks)
     sim = engine(tmp_path, blocks=600, most_running=32, host_bytes="2GiB")

@@ -21,13 +21,9 @@ from forebay.core.device import OwnDevicePool
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.directory import Directory, Match, Session
 from forebay.core.host import HostPool
+from forebay.core.host_room import HostRoom
 from forebay.core.slots import SlotState, in_state
 from forebay.errors import ProtocolError
-
-_TRIES, _LOOKED = 64, 64
-"""How often host memory is asked for room, for one save, and for how many blocks at least from the
-second time on: bounds the work where much of what it has not used longest stands under what is
-newer, and how much more than is needed is given up then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +73,7 @@ class Store:
     _published: NDArray[np.bool_] = field(init=False)
     _withheld: NDArray[np.bool_] = field(init=False)
     _ids: BlockIds = field(init=False)
+    _host_room: HostRoom = field(init=False)
     _copies: dict[int, Ids] = field(default_factory=dict[int, Ids])
 
     def __post_init__(self) -> None:
@@ -88,6 +85,7 @@ class Store:
         self._published = np.zeros(most, np.bool_)
         self._withheld = np.zeros(most, np.bool_)
         self._ids = BlockIds(most)
+        self._host_room = HostRoom(self.host, self.device, self.directory, self._give_up)
         self._open_host()
 
     @property
@@ -284,11 +282,11 @@ class Store:
         """
         tier, count = self.host.tier, len(blocks)
         if displacing and tier.free < count:
-            self._sole_room(count)
+            self._host_room.of_sole(count)
         if ahead and tier.free < count:
-            self._copies_room(count - tier.free, self.device.next_victims(ahead))
-            self._sole_room(count)
-        blocks = blocks[: self.host.tier.free]
+            self._host_room.of_copies(count, self.device.next_victims(ahead))
+            self._host_room.of_sole(count)
+        blocks = blocks[: tier.free]
         if not len(blocks):
             return None
         self.host.take(blocks)
@@ -353,30 +351,10 @@ class Store:
         for block in leaf_first[~leaves].tolist():
             self.unpublish(block)
 
-    def _copies_room(self, missing: int, ahead: Ids) -> None:
-        copies = self.host.newest_copies(missing)
-        spared = np.isin(copies, ahead)
-        self.host.stand_copies(copies[spared])
-        copies = copies[~spared]
-        self.host.forget(copies)
-        self.device.move(copies, SlotState.DIRTY)
-
-    def _sole_room(self, room: int) -> None:
-        """Have `room` FREE host slots, as far as the least recently used host blocks make it."""
-        look = room - self.host.tier.free
-        for _ in range(_TRIES):
-            victims = self.host.oldest_sole(look)
-            wanted = self.device.wanted(victims)
-            self.host.stand_sole(victims[wanted])
-            victims = victims[~wanted]
-            # A pool that others allocate from may give up a parent before its children.
-            leaves = self.directory.remove_leaves(victims)
-            self.host.stand_sole(victims[~leaves])
-            self.counters.given_up += int(np.count_nonzero(leaves))
-            self._remove(victims[leaves])
-            if self.host.tier.free >= room:
-                return
-            look = max(room - self.host.tier.free, _LOOKED)
+    def _give_up(self, blocks: Ids) -> None:
+        """`blocks`, in host memory alone, left the directory to make room there."""
+        self.counters.given_up += len(blocks)
+        self._remove(blocks)
 
     def _remove(self, blocks: Ids) -> None:
         """`blocks` left the directory: free what nobody holds, the rest when it is let go."""
