@@ -18,7 +18,7 @@ from forebay.config import (
     CacheSettings,
     SaveMode,
 )
-from forebay.core.modes import Mode, ModeSwitch
+from forebay.core.modes import Mode, ModeOf, ModeSwitch
 from forebay.engine.settings import ENGINE_BOUNDS, EngineSettings
 from forebay.errors import SettingsError
 from forebay.geometry import Geometry, LayerKV
@@ -48,7 +48,8 @@ def wrong_for(bound: Bound) -> list[Any]:
         case Real(least, most, included):
             edge = np.nextafter(least, -1.0) if included else least
             return [None, *NO_NUMBERS, *NO_REALS, edge, -3, 2 * most]
-        case OneOf(choices):
+        case OneOf() | ModeOf():
+            choices = bound.choices if isinstance(bound, OneOf) else bound.usable
             return [None, "", "no such", next(iter(choices)).name, 0, True]
         case Like():
             return [None, *NO_NUMBERS, "", "gpu", "cuda:", "cuda:-1", "cuda:0x", "CPU", "cpu\n"]

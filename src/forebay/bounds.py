@@ -84,16 +84,13 @@ class Real:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A member of an enumeration, or its text. `offered`: those that an error names; all if none
-    are given.
-    """
+    """A member of an enumeration, or its text."""
 
     choices: type[StrEnum]
-    offered: tuple[StrEnum, ...] = ()
 
     def __call__(self, name: str, value: object) -> StrEnum:
         """See `Bound`."""
-        return chosen(self.choices, name, value, self.offered)
+        return chosen(self.choices, name, value)
 
 
 @dataclass(frozen=True, slots=True)

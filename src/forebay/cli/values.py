@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from forebay.bounds import chosen
-from forebay.core.modes import Mode, chosen_mode, policy_of
+from forebay.core.modes import MODE, Mode
 from forebay.engine.settings import DEVICE, DType
 from forebay.errors import SettingsError
 
 
 def parse_mode(text: str) -> Mode:
     """A mode that this build has. Raises SettingsError."""
-    mode = chosen_mode(text.strip().lower())
-    policy_of(mode)
-    return mode
+    return MODE("mode", text.strip().lower())
 
 
 def parse_device(text: str) -> str:

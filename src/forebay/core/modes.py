@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from forebay.bounds import OneOf, chosen
+from forebay.bounds import chosen
 from forebay.errors import SettingsError
 
 
@@ -43,32 +43,41 @@ _POLICIES: dict[Mode, Policy] = {
 }
 
 _WHY_REFUSED: dict[Mode, str] = {
+    Mode.SYNCHRONOUS: "it stalls steps, and they are another engine's",
     Mode.LAYERED: "b3 and b4 load the layers one by one by themselves, when nothing else can run",
     Mode.HINTS: "b4 looks ahead over hints too, wherever somebody gives them",
     Mode.ORACLE: "it needs loads that cost nothing, which only a virtual clock has",
 }
 
+MODES = tuple(_POLICIES)
+"""Those that an engine with steps of its own can go by."""
+UNSTALLED_MODES = tuple(mode for mode, policy in _POLICIES.items() if not policy.stalls_step)
+"""Those that can be gone by where the steps are another engine's."""
 
-MODE = OneOf(Mode, tuple(_POLICIES))
-"""What a mode may be: those that can be used are named."""
+
+@dataclass(frozen=True, slots=True)
+class ModeOf:
+    """A mode that is `usable`, or its text: what a setting may be."""
+
+    usable: tuple[Mode, ...]
+
+    def __call__(self, name: str, value: object) -> Mode:
+        """See `Bound`. The error says why a mode that there is cannot be used, and which can."""
+        mode = chosen(Mode, name, value, self.usable)
+        if mode not in self.usable:
+            raise SettingsError(
+                f"{name} {mode.value} ({mode.name.lower()}) is not available: "
+                f"{_WHY_REFUSED[mode]}; use one of {', '.join(self.usable)}"
+            )
+        return mode
 
 
-def chosen_mode(value: object) -> Mode:
-    """The mode that `value` is, or whose text it is. Raises SettingsError."""
-    return chosen(Mode, "mode", value, tuple(_POLICIES))
+MODE = ModeOf(MODES)
 
 
 def policy_of(mode: Mode) -> Policy:
-    """The policy of `mode`. Raises SettingsError for a mode that this build does not carry."""
-    policy = _POLICIES.get(mode)
-    if policy is None:
-        mode = chosen_mode(mode)
-        usable = ", ".join(known.value for known in _POLICIES)
-        raise SettingsError(
-            f"mode {mode.value} ({mode.name.lower()}) is not available: {_WHY_REFUSED[mode]}; "
-            f"use one of {usable}"
-        )
-    return policy
+    """The policy of `mode`. Raises SettingsError for one that is not in `MODES`."""
+    return _POLICIES[MODE("mode", mode)]
 
 
 @dataclass(slots=True)
@@ -83,13 +92,16 @@ class ModeSwitch:
         self.policy = policy_of(self.mode)
 
     def change(self, mode: Mode, host_slots: int) -> None:
-        """Go by `mode` from now on. Raises SettingsError if it needs a host tier that is not."""
+        """Go by `mode` from now on. Raises SettingsError, changing nothing, for one that is not in
+        `MODES`, or that needs a host tier where there are no `host_slots`.
+        """
         if mode is self.mode:
             return
-        mode = chosen_mode(mode)
-        if policy_of(mode).host_tier and not host_slots:
+        mode = MODE("mode", mode)
+        policy = _POLICIES[mode]
+        if policy.host_tier and not host_slots:
             raise SettingsError(
                 f"mode {mode.value} needs a host tier, and this cache was made without one; start "
                 "it with host slots, in a mode that has them"
             )
-        self.mode, self.policy = mode, policy_of(mode)
+        self.mode, self.policy = mode, policy

@@ -79,7 +79,6 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         settle(self, ENGINE_BOUNDS)
-        policy_of(self.mode)
 
     def cache_settings(
         self,

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from forebay.core.modes import policy_of
+from forebay.core.modes import MODE
 from forebay.errors import SettingsError
 from forebay.release import installed_version
 from forebay.server.access import Tenant
@@ -201,7 +201,7 @@ def _add_operation(router: APIRouter, service: Service) -> None:
     async def set_mode(body: ModeRequest) -> Response:
         """Change how the cache works while it runs, for operators: b0 switches it off."""
         try:
-            policy_of(body.mode)
+            MODE("mode", body.mode)
         except SettingsError as error:
             raise ApiError(400, str(error), param="mode") from error
         await service.front.set_mode(body.mode)

@@ -7,14 +7,12 @@ carried are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from forebay.core.modes import Mode, policy_of
+from forebay.core.modes import MODES, Mode
 from forebay.engine.sampler import MAX_BIAS, MAX_LOGPROBS, SamplingParams
-from forebay.errors import SettingsError
 from forebay.server.errors import ApiError
 from forebay.server.headers import LEAST_PRIORITY, MAX_LENGTH, MOST_PRIORITY
 
@@ -81,12 +79,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 
 def _available() -> list[JsonValue]:
     """The modes that this build has."""
-    found: list[JsonValue] = []
-    for mode in Mode:
-        with suppress(SettingsError):
-            policy_of(mode)
-            found.append(mode.value)
-    return found
+    return [mode.value for mode in MODES]
 
 
 class StreamOptions(BaseModel):

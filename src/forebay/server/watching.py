@@ -13,9 +13,8 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from forebay.core.modes import Mode, policy_of
+from forebay.core.modes import MODES, policy_of
 from forebay.engine.recent import timeline_of
-from forebay.errors import SettingsError
 from forebay.release import installed_version
 from forebay.server.access import Viewer
 from forebay.server.errors import ApiError
@@ -162,15 +161,11 @@ def _hello(front: Front, model_name: str, viewer: Viewer) -> Hello:
 
 def _modes(*, host_tier: bool) -> list[ModeChoice]:
     """The modes that an engine, with or without a host tier, can go by."""
-    choices: list[ModeChoice] = []
-    for mode in Mode:
-        try:
-            policy = policy_of(mode)
-        except SettingsError:
-            continue
-        if host_tier or not policy.host_tier:
-            choices.append(ModeChoice(mode.value, mode.name.lower().replace("_", " ")))
-    return choices
+    return [
+        ModeChoice(mode.value, mode.name.lower().replace("_", " "))
+        for mode in MODES
+        if host_tier or not policy_of(mode).host_tier
+    ]
 
 
 def _event(name: bytes, data: bytes) -> Message:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from forebay.bounds import SHARE, Bound, Made, OneOf, Real, Whole, settle
+from forebay.bounds import SHARE, Bound, Made, Real, Whole, settle
 from forebay.config import CACHE_BOUNDS, MIB, CacheSettings, SaveMode
 from forebay.core.modes import Mode
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
-from forebay.vllm.scheduler.control import USABLE_MODES, usable_mode
+from forebay.vllm.scheduler.control import VLLM_MODE
 from forebay.vllm.scheduler.hints import HintBounds
 
 # A pool of fewer windows than this would hold back short copies behind long ones.
@@ -46,7 +46,6 @@ class Options:
 
     def __post_init__(self) -> None:
         settle(self, _BOUNDS)
-        usable_mode(self.mode)
 
     @classmethod
     def parse(cls, extra: Mapping[str, object]) -> Options:
@@ -113,7 +112,7 @@ _SIZES = ("host_bytes", "window_bytes")
 _SHARED = [field.name for field in fields(Options) if field.name in CACHE_BOUNDS]
 _BOUNDS: dict[str, Bound] = {
     **{name: CACHE_BOUNDS[name] for name in _SHARED},
-    "mode": OneOf(Mode, USABLE_MODES),
+    "mode": VLLM_MODE,
     "host_bytes": Whole(1),
     "mode_file": Made(str),
     "hints": Whole(0),

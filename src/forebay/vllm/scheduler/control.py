@@ -11,8 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from forebay.bounds import chosen
-from forebay.core.modes import Mode, policy_of
+from forebay.core.modes import UNSTALLED_MODES, Mode, ModeOf
 from forebay.errors import SettingsError
 
 _logger = logging.getLogger("forebay.vllm")
@@ -20,21 +19,10 @@ _logger = logging.getLogger("forebay.vllm")
 _LOOK_S = 0.1
 """A look costs a system call, and steps may take less than a millisecond."""
 _MOST_BYTES = 64
-USABLE_MODES = (Mode.RECOMPUTE, Mode.ASYNCHRONOUS, Mode.LOOK_AHEAD)
-"""Those that vLLM's steps can follow."""
+VLLM_MODE = ModeOf(UNSTALLED_MODES)
+"""A mode that vLLM's steps can follow."""
 
 _Stamp = tuple[int, int, int]
-
-
-def usable_mode(value: object) -> Mode:
-    """The mode that `value` names. Raises SettingsError for one that vLLM's steps cannot follow."""
-    mode = chosen(Mode, "mode", value, USABLE_MODES)
-    if policy_of(mode).stalls_step:
-        raise SettingsError(
-            f"mode {mode.value} stalls steps, and steps are vLLM's: "
-            f"use one of {', '.join(USABLE_MODES)}"
-        )
-    return mode
 
 
 class ModeFile:
@@ -92,6 +80,6 @@ class ModeFile:
             text = os.read(opened, _MOST_BYTES).decode("ascii", "replace").strip()
         finally:
             os.close(opened)
-        mode = usable_mode(text)
+        mode = VLLM_MODE("mode", text)
         _logger.warning("Forebay is in mode %s from now on: %s says so", mode.value, path)
         return mode
