@@ -84,6 +84,57 @@ def test_a_hint_of_what_was_not_there_is_claimed_too(toy: MakeEngine, begun: int
     assert outcomes(engine) == {"claimed": 1}
 
 
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+@pytest.mark.parametrize("begun", [0, 96])
+def test_a_session_that_comes_before_its_hint_was_answered_claims_it(
+    toy: MakeEngine, begun: int, rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    engine = toy(hint_share=0.5, blocks=80)
+    if begun:
+        saved_and_gone(engine, 1, length=begun)
+    if rule == "broken":
+        monkeypatch.setattr(engine.half._hints, "came", lambda *_: None)
+    clock = Clock(engine)
+    word = hint(engine, prompt_of(1, 200), eta_s=0.05, expiry_s=20.0)
+    for _ in range(20):
+        engine.step()
+    shared = engine.ask(prompt_of(1, 96) + prompt_of(2, 120), 4)
+    while not shared.ended:
+        engine.step()
+    assert outcomes(engine) == {}, "another's session, on the same first blocks"
+    came = engine.ask(prompt_of(1, 230), 150)
+    while not came.given:
+        engine.step()
+    assert outcomes(engine) == ({"claimed": 1} if rule == "kept" else {})
+    clock.now_s += 2.0
+    for _ in range(5):
+        engine.step()
+    assert bool(word.request.num_computed_tokens) == (rule == "broken")
+    clock.now_s += 18.1
+    for _ in range(5):
+        engine.step()
+    assert word.ended == "finished", "at its expiry"
+    assert not came.ended
+    engine.run()
+    assert outcomes(engine) == {"claimed" if rule == "kept" else "expired": 1}
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+def test_a_session_whose_prompt_ends_its_past_in_another_way_claims_its_hint(toy: MakeEngine):
+    engine = toy(hint_share=0.5)
+    saved_and_gone(engine, 1)
+    hint(engine, prompt_of(1, 200), eta_s=FAR)
+    engine.run()
+    engine.ask(prompt_of(1, 170) + prompt_of(2, 60), 4)
+    engine.run()
+    assert outcomes(engine) == {}
+    engine.ask(prompt_of(1, 185) + prompt_of(2, 60), 4)
+    engine.run()
+    assert outcomes(engine) == {"claimed": 1}
+    assert_nothing_left(engine)
+
+
 def test_an_idle_engine_goes_on_until_the_hint_is_answered(toy: MakeEngine):
     engine = toy(hint_share=0.5, window_bytes=BLOCK_BYTES)
     saved_and_gone(engine, 1)

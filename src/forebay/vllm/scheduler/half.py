@@ -118,7 +118,7 @@ class SchedulerHalf:
             settings, switch, store, flights, rates, mail, displaces=True, step_blocks=step
         )
         self._mode_file = ModeFile(mode_file, settings.mode)
-        self._hints = hints = Hints(hint_bounds, line, key_bytes, roster, self._loads)
+        self._hints = hints = Hints(hint_bounds, line, roster, self._loads)
         self.books = Books(settings, switch, store, pool, ledger, self._loads.link, rates, hints)
         self._turns = Turns(store, self._device, line, flights, self._loads, self._hints)
         self.events: HostEvents | None = None
@@ -194,7 +194,7 @@ class SchedulerHalf:
         brought = self._ledger.read(entry.blocks[own:found], turn_s)
         self.books.started(record, entry, brought, now_s)
         self._loads.leave(entry)
-        self._hints.came(entry.request, request, now_s)
+        self._hints.came(request, now_s)
 
     def finish(self, request: VllmRequest) -> dict[str, Any] | None:
         """The request ended, whatever its state; its blocks are vLLM's still.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forebay.cache.loads import Loads
-from forebay.core.requests import Hint, Request
+from forebay.core.requests import Hint
 from forebay.core.waiting import WaitingLine
 from forebay.vllm.adapter import VllmRequest
 from forebay.vllm.scheduler.records import Record
@@ -27,7 +27,7 @@ _LEAD_S = 0.1
 _LATE_S = 1.0
 """So long it waits for its session after that."""
 _ANSWER_S = 30.0
-"""And so long for its session's answer."""
+"""And so long for its session's answer, but not beyond its expiry."""
 
 
 class HintOutcome(StrEnum):
@@ -55,15 +55,20 @@ NO_HINTS = HintBounds(hints=0, blocks=0, expiry_s=0.0)
 
 @dataclass(slots=True)
 class OpenHint:
-    """A hint that was taken up. `last` is the hash of its last block, which stands for all of
-    them; `answered`: its own request was started.
+    """A hint that was taken up, for the first `blocks` of the request in `record`; `answered`:
+    that was started.
     """
 
     record: Record
     hint: Hint
     blocks: int
-    last: bytes
     answered: bool = False
+
+    def shares(self, hashes: list[bytes], blocks: int) -> bool:
+        """Whether a prompt with these hashes of blocks begins with the first `blocks` of it."""
+        # Each hash is of all before it too.
+        own = self.record.request.block_hashes
+        return 0 < blocks <= len(hashes) and hashes[blocks - 1] == own[blocks - 1]
 
 
 class Hints:
@@ -73,13 +78,11 @@ class Hints:
         self,
         bounds: HintBounds,
         line: WaitingLine,
-        key_bytes: int,
         roster: Roster,
         loads: Loads,
     ) -> None:
         self._bounds = bounds
         self._line = line
-        self._key_bytes = key_bytes
         self._roster = roster
         self._loads = loads
         self._open: dict[int, OpenHint] = {}
@@ -104,7 +107,7 @@ class Hints:
     ) -> Hint | str:
         hashes, bounds = record.request.block_hashes, self._bounds
         blocks = len(hashes)
-        renewed = [each for each in self._open.values() if _begins(hashes, each)]
+        renewed = [each for each in self._open.values() if each.shares(hashes, each.blocks)]
         others = self._blocks - sum(each.blocks for each in renewed)
         why = ""
         if not looks_ahead:
@@ -123,7 +126,7 @@ class Hints:
         hint = Hint(eta_s, eta_s + expiry_s)
         for each in renewed:
             self._close(each, HintOutcome.RENEWED)
-        self._open[record.id] = OpenHint(record, hint, blocks, hashes[-1] if hashes else b"")
+        self._open[record.id] = OpenHint(record, hint, blocks)
         self._blocks += blocks
         return hint
 
@@ -147,17 +150,18 @@ class Hints:
         if found is not None and not found.answered:
             self._close(found, HintOutcome.WITHDRAWN)
 
-    def came(self, asks: Request, request: VllmRequest, now_s: float) -> None:
-        """`request`, of a session, starts; `asks` is what it asks the cache for. Hints of it have
-        done their work, and their own requests let it have its answer first.
+    def came(self, request: VllmRequest, now_s: float) -> None:
+        """`request` starts. Hints of its session have done their work, whatever they found, and
+        their own requests let it have its answer first.
+
+        It begins with all that the hint said, or with all but the last block of it: how a prompt
+        ends may depend on whether more follows.
         """
+        hashes = request.block_hashes
         for found in list(self._open.values()):
-            entry = self._line.get(found.record.id)
-            if entry is None:
-                continue
-            hinted = entry.request.keys[: len(entry.blocks) * self._key_bytes]
-            if hinted and asks.keys.startswith(hinted):
-                found.record.goes_behind, found.record.until_s = request, now_s + _ANSWER_S
+            if found.shares(hashes, min(found.blocks, max(1, found.blocks - 1))):
+                found.record.goes_behind = request
+                found.record.until_s = min(now_s + _ANSWER_S, found.hint.expires_s)
                 self._close(found, HintOutcome.CLAIMED)
 
     def expire(self, now_s: float) -> None:
@@ -180,8 +184,3 @@ class Hints:
         if entry is not None:
             self._loads.leave(entry)
         self._roster.hint_over(record)
-
-
-def _begins(hashes: list[bytes], hint: OpenHint) -> bool:
-    """Whether a prompt with these hashes of blocks begins with the prompt of `hint`."""
-    return 0 < hint.blocks <= len(hashes) and hashes[hint.blocks - 1] == hint.last
