@@ -44,13 +44,13 @@ class NearLoads:
         self._loads = loads
         self._copies = copies
         self._turns = turns
+        # Those that the worker waits for before it launches a step, and some that have ended.
         self._near: list[int] = []
 
     @property
     def under_way(self) -> bool:
         """Whether a step would have to wait for some."""
-        self._near = self._flights.flying(self._near)
-        return bool(self._near)
+        return bool(self._flights.flying(self._near))
 
     def approach(self, lookups: Lookups, now_s: float) -> None:
         """The engine is idle: if the first request in the line lacks nothing but loads that are
@@ -73,7 +73,7 @@ class NearLoads:
             return
         for flight in flights:
             flight.near = self._device.find_ahead(flight.blocks)
-            self._near.append(flight.id)
+        self._near = self._flights.flying([*self._near, *lacking])
         lookups.look_again(lambda record: self._turns.ready(record, now_s))
 
     def _flying(self, transfers: list[int]) -> list[Flight]:
