@@ -71,6 +71,7 @@ class Cache:
         self._line = WaitingLine(self._store, settings.block_tokens)
         self._flights = Flights(first_transfer)
         self._ledger = PrefetchLedger(self._store.max_blocks, settings.block_bytes)
+        self._store.lost_slot = self._ledger.lost
         self._switch = switch = ModeSwitch(settings.mode)
         self._loads = Loads(
             settings,

@@ -293,8 +293,6 @@ class Loads:
             deadline_s=deadline_s,
             now_s=now_s,
         )
-        # What an earlier prefetch had brought of them lost its slot unread.
-        self._ledger.ended(blocks, PrefetchOutcome.WASTED)
         if ahead:
             self._ledger.planned(transfer, blocks, max(deadline_s, now_s) + self._settings.slack_s)
         return True
@@ -320,9 +318,6 @@ class Loads:
         if found is None:
             self.revoke(blocks)
             found = self._store.compute(blocks, protected=True)
-        if found is not None:
-            # What a prefetch had brought under these ids was given up unread.
-            self._ledger.ended(found, PrefetchOutcome.WASTED)
         return found
 
     def give_back(self, entry: Waiting) -> None:

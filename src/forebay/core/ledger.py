@@ -104,6 +104,10 @@ class PrefetchLedger:
         for transfer, count in self._close(blocks):
             self._count(outcome, transfer, count)
 
+    def lost(self, blocks: Ids) -> None:
+        """`blocks` lost their device slot: what is open of them is wasted."""
+        self.ended(blocks, PrefetchOutcome.WASTED)
+
     def refused(self, blocks: int) -> None:
         """`blocks` were wanted and did not fit."""
         self.outcomes[PrefetchOutcome.REFUSED] += blocks * self.block_bytes

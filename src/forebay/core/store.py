@@ -69,6 +69,8 @@ class Store:
     """Grows when a block that a waiting request wants is removed from the directory."""
     moved_epoch: int = 0
     """Grows when a block that a waiting request wants loses or gains its device slot."""
+    lost_slot: Callable[[Ids], None] = lambda blocks: None
+    """Is told of blocks that lost the device slot which they filled; an id may be reused then."""
     _load_of: NDArray[np.int64] = field(init=False)
     _published: NDArray[np.bool_] = field(init=False)
     _withheld: NDArray[np.bool_] = field(init=False)
@@ -331,6 +333,7 @@ class Store:
             return
         leaf_first = self._ids.leaf_first(blocks)
         self.counters.evicted += len(leaf_first)
+        self.lost_slot(leaf_first)
         self._note_moved(leaf_first)
         valid = self.host.valid(leaf_first)
         kept = int(np.count_nonzero(valid))
@@ -388,7 +391,9 @@ class Store:
         held = (self.device.leases(blocks) > 0) | self.device.busy(blocks)
         held |= self.host.held(blocks) | saving | (self.serials(blocks) == 0)
         gone = blocks[~held]
-        self.device.forget(gone[self.device.slot_of(gone) >= 0])
+        here = gone[self.resident(gone)]
+        self.lost_slot(here)
+        self.device.forget(here)
         self.host.forget(gone[self.host.slot_of(gone) >= 0])
         self._ids.give_back(gone)
 

@@ -107,6 +107,7 @@ class SchedulerHalf:
         self._flights = flights = Flights(1)
         self._last_blocks = LastBlocks(settings.block_tokens, pool, device, store, switch, flights)
         self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
+        store.lost_slot = ledger.lost
         self._lately = Lately(device)
         self._roster = roster = Roster(
             settings.block_tokens, line, self._lately, by_priority=by_priority
@@ -128,7 +129,7 @@ class SchedulerHalf:
             )
             store.host.watch = self.events
         self._naming = Naming(
-            settings.block_tokens, pool, device, store, switch, line, saves, ledger, self.events
+            settings.block_tokens, pool, device, store, switch, line, saves, self.events
         )
         self._copies = Copies(
             device, flights, self._loads, saves, mail, self.books.account, roster.by_id

@@ -7,7 +7,6 @@ import numpy as np
 from forebay.cache.saves import Saves
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
-from forebay.core.ledger import PrefetchLedger, PrefetchOutcome
 from forebay.core.modes import ModeSwitch
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
@@ -33,7 +32,6 @@ class Naming:
         switch: ModeSwitch,
         line: WaitingLine,
         saves: Saves,
-        ledger: PrefetchLedger,
         events: HostEvents | None,
     ) -> None:
         self._block_tokens = block_tokens
@@ -43,7 +41,6 @@ class Naming:
         self._switch = switch
         self._line = line
         self._saves = saves
-        self._ledger = ledger
         self._events = events
         # The slots of blocks that a request had found where they are known to be, in two forms.
         self._found: tuple[bytes, list[int]] = (b"", [])
@@ -109,8 +106,6 @@ class Naming:
         blocks = store.compute(whole - first, protected=False)
         if blocks is None:
             raise ProtocolError("vLLM's own blocks found no place in the books")
-        # What an earlier prefetch had brought under these ids is gone unread.
-        self._ledger.ended(blocks, PrefetchOutcome.WASTED)
         store.wrote(blocks, store.newest_step)
         store.publish(namespace, keys, first, blocks, record.session)
         store.release(blocks, LeaseKind.HARD)
