@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.core.planner import Bring, Running, View, Wanted, expected_starts, make_plan
@@ -115,6 +115,7 @@ QUEUES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(QUEUES, st.integers(0, 90), st.integers(0, 90), st.integers(1, 90), st.integers(1, 90))
 def test_no_plan_exceeds_what_there_is(queue, ordinary, protected, lease_room, copy_room):
     queue = [item._replace(request=place) for place, item in enumerate(queue)]

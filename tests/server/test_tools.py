@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.engine.request import FinishReason
@@ -29,6 +29,7 @@ def parsed(pieces):
     return "".join(text for text, _ in parts), [call for _, calls in parts for call in calls]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 200), max_size=12))
 def test_however_a_text_is_cut_its_calls_are_the_same(cuts):
     text = f"Let me <look>.{CALL} and {CALL}<tool"

@@ -1,4 +1,4 @@
-"""What is kept of conversations that ended a moment ago, and when nothing is."""
+"""What is kept of conversations that ended a moment ago, and when nothing is. Needs no vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks are kept free of leases for vLLM's next step."""
+"""How many blocks are kept free of leases for vLLM's next step. Needs no vLLM."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The books over a pool of somebody else's against plain dictionaries, and the queue of free blocks
-against a list.
+against a list. Needs no vLLM.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
@@ -145,6 +145,7 @@ class BooksMachine(RuleBasedStateMachine):
 
 
 TestBooks = BooksMachine.TestCase
+TestBooks.settings = settings(deadline=None)
 
 
 def test_a_refused_call_changes_nothing():
@@ -210,6 +211,7 @@ def _walk(at: object, name: str) -> list[int]:
     return found
 
 
+@settings(deadline=None)
 @given(
     kind=st.sampled_from([Slotted, Plain]),
     order=st.permutations(range(8)),
@@ -248,6 +250,7 @@ def test_spared_blocks_go_to_the_tail(
     assert sorted(now) == list(range(8))
 
 
+@settings(deadline=None)
 @given(
     order=st.permutations(range(8)),
     used=st.sets(st.integers(0, 7)),
