@@ -15,6 +15,7 @@ from forebay.errors import SettingsError
 from forebay.vllm.adapter import read_shape, version_of
 from forebay.vllm.options import Options
 from forebay.vllm.refusals import check_cache, check_start
+from forebay.vllm.scheduler.wishes import Wishes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "vllm.md"
 
@@ -29,6 +30,7 @@ def test_sizes_are_text_or_bytes():
     [
         ({}, "needs host_bytes"),
         ({"host_bytes": "1GiB", "cpu_bytes_to_use": 5}, "cpu_bytes_to_use, which"),
+        ({"host_bytes": 1, 5: 6, "cpu": 7}, "5, cpu, which"),
         ({"host_bytes": "64G"}, "host_bytes: '64G' is no size"),
         ({"host_bytes": 0}, "host_bytes is 0"),
         (
@@ -38,7 +40,7 @@ def test_sizes_are_text_or_bytes():
         ({"host_bytes": 1, "prefetch_share": 1.5}, "prefetch_share is 1.5"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(extra: dict[str, Any], said: str):
+def test_what_cannot_work_is_refused_by_name(extra: dict[Any, Any], said: str):
     with pytest.raises(SettingsError, match=re.escape(said)):
         Options.parse(extra)
 
@@ -60,6 +62,17 @@ def test_a_mode_that_vllm_cannot_follow_is_refused_with_those_that_it_can(mode: 
     assert named
     for other in named:
         Options.parse({"host_bytes": 1, "mode": other})
+
+
+def test_times_that_are_no_floats_are_left_out():
+    """vLLM 0.26 lets them through, where its engine runs in the process of who asks."""
+    asked = {"hint": {"eta_s": 10**400, "expiry_s": 10**400}}
+    request: Any = SimpleNamespace(
+        kv_transfer_params={"forebay": asked}, skip_reading_prefix_cache=False, max_tokens=1
+    )
+    wishes = Wishes.of(request)
+    assert wishes.hint is None
+    assert set(wishes.complaints()) == {"hint.eta_s", "hint.expiry_s"}
 
 
 def test_host_memory_for_less_than_a_block_is_refused():
@@ -171,6 +184,7 @@ def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("kv_cache", "said"),
     [
+        (cache(), "without a KV cache"),
         (cache(FullAttentionSpec(), FullAttentionSpec()), "2 KV-cache groups"),
         (cache(SlidingWindowSpec()), "SlidingWindowSpec"),
         (cache(FullAttentionSpec(sliding_window=64)), "a window"),

@@ -129,6 +129,7 @@ def test_two_salts_never_share(toy: MakeEngine):
         ({"hint": {"expiry_s": float("inf")}}, {"hint.expiry_s"}),
         ({"hint": {"eta_s": -1}}, {"hint.eta_s"}),
         ({"hint": {}, "no_cache": True}, {"hint"}),
+        ({5: True}, {"5"}),  # from Python a name may be anything
     ],
 )
 def test_what_is_not_understood_is_named_in_the_answer(

@@ -51,7 +51,7 @@ class Options:
     def parse(cls, extra: Mapping[str, object]) -> Options:
         """The options in vLLM's `kv_connector_extra_config`; sizes may be text ("64GiB")."""
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(extra) - set(known))
+        unknown = sorted(str(name) for name in extra if name not in known)
         if unknown:
             raise SettingsError(
                 f"kv_connector_extra_config has {', '.join(unknown)}, which Forebay does not "

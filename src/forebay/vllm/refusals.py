@@ -72,6 +72,8 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
 
 def _cached(kv_cache_config: Any) -> list[tuple[bool, str]]:
     groups = kv_cache_config.kv_cache_groups
+    if not groups:
+        return [(True, "models without a KV cache")]
     spec = groups[GROUP].kv_cache_spec
     kind = type(spec).__name__
     window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)

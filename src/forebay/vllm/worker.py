@@ -297,7 +297,8 @@ class WorkerHalf:
         return len(transfer.sources) * self._block_bytes
 
     def _settle(self, saves: set[int]) -> None:
-        """End `saves`, or take care that nothing of them is used."""
+        """End `saves`, or take care that nothing of them is used: those are waited for once."""
+        saves = saves - self._torn
         self._mover.cancel(sorted(saves))
         began_s = time.monotonic()
         until_s = began_s + _SETTLE_S

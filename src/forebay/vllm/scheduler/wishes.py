@@ -6,7 +6,7 @@ raises: what is not understood is left out, counted by why, and named in the ans
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -95,7 +95,7 @@ class Wishes:
     def complaints(self) -> dict[str, str]:
         """What the client is told of what was left out, by name."""
         named = self.ignored[:_MOST_NAMED]
-        return {name[:_MOST_LETTERS]: _WHY[why] for name, why in named}
+        return {str(name)[:_MOST_LETTERS]: _WHY[why] for name, why in named}
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -130,7 +130,8 @@ def _time(name: str, value: object) -> Iterator[Ignored]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         yield Ignored.TYPE
         return
-    right = 0.0 <= value <= MOST_ETA_S if name == "eta_s" else 0.0 < value < math.inf
+    # An int may be too much for a float.
+    right = 0.0 <= value <= MOST_ETA_S if name == "eta_s" else 0.0 < value <= sys.float_info.max
     if not right:
         yield Ignored.VALUE
 
