@@ -22,6 +22,7 @@ TESTS = (
     "schedules",
     "near",
     "idle_lives",
+    "hangs",
     "hints",
     "seen",
     "pitfalls",

@@ -113,6 +113,8 @@ def config(**changes: Any) -> Any:
         "cache_config.cache_dtype": "auto",
         "parallel_config.pipeline_parallel_size": 1,
         "parallel_config.data_parallel_size": 1,
+        "parallel_config.distributed_executor_backend": "uni",
+        "parallel_config.world_size": 1,
         "device_config.device_type": "cpu",
         "speculative_config": None,
         "lora_config": None,
@@ -162,6 +164,15 @@ def test_engines_side_by_side_are_refused_only_where_they_step_together():
     moe = {"parallel_config.data_parallel_size": 2, "model_config.is_moe": True}
     with pytest.raises(SettingsError, match="mixture of experts"):
         check_start(config(**moe), "0.32.0")
+
+
+def test_workers_that_each_have_a_scheduler_are_refused_where_there_are_several():
+    """As `torchrun` starts them: loads would be on their way for ever, in each engine others."""
+    launcher = {"parallel_config.distributed_executor_backend": "external_launcher"}
+    check_start(config(**launcher), "0.32.0")
+    check_start(config(**{"parallel_config.world_size": 2}), "0.32.0")
+    with pytest.raises(SettingsError, match="external_launcher"):
+        check_start(config(**launcher, **{"parallel_config.world_size": 2}), "0.32.0")
 
 
 class FullAttentionSpec(SimpleNamespace):

@@ -62,6 +62,11 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
             or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
             "context parallelism (a block's tokens lie on several devices)",
         ),
+        (
+            parallel.distributed_executor_backend == "external_launcher"
+            and parallel.world_size > 1,
+            "external_launcher (each worker has a scheduler, and they would decide differently)",
+        ),
         (config.ec_transfer_config is not None, "an encoder-cache connector"),
         (
             config.device_config.device_type not in ("cpu", "cuda"),
