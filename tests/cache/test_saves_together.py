@@ -10,11 +10,9 @@ import pytest
 from computed_paths import KEY_BYTES, ComputedPaths
 
 from forebay.cache import saves as module
+from forebay.cache.parts import Parts
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
-from forebay.core.flights import Flights
-from forebay.core.modes import ModeSwitch
-from forebay.core.rates import Average, Rates
 from forebay.core.store import Store
 from forebay.transfer.messages import Transfer
 
@@ -40,10 +38,7 @@ class Computed:
         )
         self.store = Store(KEY_BYTES, SLOTS, SLOTS)
         self.sent = Sent()
-        rates = Rates(Average(settings.link_bytes_per_s))
-        switch = ModeSwitch(settings.mode)
-        mover = cast("Any", self.sent)
-        self.saves = Saves(settings, switch, self.store, Flights(1), rates, mover)
+        self.saves = Saves(Parts.over(settings, self.store, cast("Any", self.sent)))
         self.compute = ComputedPaths(self.store).compute
 
     def saved(self) -> list[list[int]]:

@@ -6,14 +6,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from forebay.cache.loads import Loads
-from forebay.config import CacheSettings
-from forebay.core.flights import Flights
-from forebay.core.modes import ModeSwitch
+from forebay.cache.parts import Parts
 from forebay.core.planner import Running, View, Wanted, expected_starts, make_plan
-from forebay.core.rates import Rates
 from forebay.core.requests import Hint, Waiting
-from forebay.core.store import Store
-from forebay.core.waiting import WaitingLine
 
 # Bounds the work of one event; the next event goes on where this one stopped.
 _MOST_BRINGS = 2
@@ -22,22 +17,13 @@ _MOST_BRINGS = 2
 class LookAhead:
     """Plans for the head of the queue at every event. Does nothing in modes without look-ahead."""
 
-    def __init__(
-        self,
-        settings: CacheSettings,
-        switch: ModeSwitch,
-        store: Store,
-        line: WaitingLine,
-        flights: Flights,
-        rates: Rates,
-        loads: Loads,
-    ) -> None:
-        self._settings = settings
-        self._switch = switch
-        self._store = store
-        self._line = line
-        self._flights = flights
-        self._rates = rates
+    def __init__(self, parts: Parts, loads: Loads) -> None:
+        self._settings = parts.settings
+        self._switch = parts.switch
+        self._store = parts.store
+        self._line = parts.line
+        self._flights = parts.flights
+        self._rates = parts.rates
         self._loads = loads
 
     def plan(

@@ -19,20 +19,17 @@ from forebay.cache.account import Account, CacheStats
 from forebay.cache.ahead import LookAhead
 from forebay.cache.by_layer import LayerStarts
 from forebay.cache.loads import Loads
+from forebay.cache.parts import Parts
 from forebay.cache.saves import Saves
 from forebay.cache.steps import Steps
 from forebay.cache.view import CacheView
 from forebay.cache.waits import Waits
 from forebay.config import CacheSettings
 from forebay.core.device_pool import DevicePool, LeaseKind
-from forebay.core.flights import Flights
-from forebay.core.ledger import PrefetchLedger
-from forebay.core.modes import Mode, ModeSwitch
+from forebay.core.modes import Mode
 from forebay.core.planner import Running
-from forebay.core.rates import Average, Rates
 from forebay.core.requests import Growth, NotYet, Request, Ticket, Waiting
 from forebay.core.store import Store
-from forebay.core.waiting import WaitingLine
 from forebay.errors import ParentMissingError, ProtocolError
 from forebay.transfer.messages import Completion
 from forebay.transfer.mover import Mover
@@ -62,31 +59,20 @@ class Cache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.rates = Rates(Average(settings.link_bytes_per_s))
         self._mover = intake.check_mover(mover, settings)
         self._clock = clock
-        self._store = Store(
-            key_bytes, settings.device_slots, settings.host_slots, device_pool, host_ready
-        )
-        self._line = WaitingLine(self._store, settings.block_tokens)
-        self._flights = Flights(first_transfer)
-        self._ledger = PrefetchLedger(self._store.max_blocks, settings.block_bytes)
-        self._store.lost_slot = self._ledger.lost
-        self._switch = switch = ModeSwitch(settings.mode)
-        self._loads = Loads(
-            settings,
-            switch,
-            self._store,
-            self._line,
-            self._flights,
-            self._ledger,
-            self.rates,
-            mover,
-        )
-        self._ahead = LookAhead(
-            settings, switch, self._store, self._line, self._flights, self.rates, self._loads
-        )
-        self._saves = Saves(settings, switch, self._store, self._flights, self.rates, mover)
+        slots = settings.device_slots, settings.host_slots
+        store = Store(key_bytes, *slots, device_pool, host_ready)
+        parts = Parts.over(settings, store, mover, first_transfer=first_transfer)
+        self.rates = parts.rates
+        self._store = store
+        self._line = parts.line
+        self._flights = parts.flights
+        self._ledger = parts.ledger
+        self._switch = parts.switch
+        self._loads = Loads(parts)
+        self._ahead = LookAhead(parts, self._loads)
+        self._saves = Saves(parts)
         self._tickets: dict[int, Ticket] = {}
         self._generation = 0
         self._steps = Steps(settings, self._store, self._flights, mover)

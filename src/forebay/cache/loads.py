@@ -11,19 +11,15 @@ from collections.abc import Callable
 import numpy as np
 
 from forebay.cache.link import LinkWatch
+from forebay.cache.parts import Parts
 from forebay.cache.submit import submit
-from forebay.config import MOST_SLOTS, CacheSettings
+from forebay.config import MOST_SLOTS
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
-from forebay.core.flights import Flight, Flights
-from forebay.core.ledger import MissReason, PrefetchLedger, PrefetchOutcome
-from forebay.core.modes import ModeSwitch
-from forebay.core.rates import Rates
+from forebay.core.flights import Flight
+from forebay.core.ledger import MissReason, PrefetchOutcome
 from forebay.core.requests import NotYet, Waiting
-from forebay.core.store import Store
-from forebay.core.waiting import WaitingLine
 from forebay.transfer.messages import Completion, Direction, Outcome, TransferClass
-from forebay.transfer.mover import Mover
 
 
 class Loads:
@@ -37,28 +33,21 @@ class Loads:
 
     def __init__(
         self,
-        settings: CacheSettings,
-        switch: ModeSwitch,
-        store: Store,
-        line: WaitingLine,
-        flights: Flights,
-        ledger: PrefetchLedger,
-        rates: Rates,
-        mover: Mover,
+        parts: Parts,
         bound_s: Callable[[Waiting], float] | None = None,
         piece_blocks: Callable[[], int] = lambda: MOST_SLOTS,
     ) -> None:
-        self._settings = settings
-        self._switch = switch
-        self._store = store
-        self._line = line
-        self._flights = flights
-        self._ledger = ledger
-        self._rates = rates
-        self._mover = mover
+        self._settings = parts.settings
+        self._switch = parts.switch
+        self._store = parts.store
+        self._line = parts.line
+        self._flights = parts.flights
+        self._ledger = parts.ledger
+        self._rates = parts.rates
+        self._mover = parts.mover
         self._bound_s = bound_s or self._own_bound_s
         self._piece_blocks = piece_blocks
-        self.link = LinkWatch(flights)
+        self.link = LinkWatch(parts.flights)
 
     @property
     def longest_s(self) -> float:

@@ -16,15 +16,13 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.cache.parts import Parts
 from forebay.cache.submit import submit
-from forebay.config import CacheSettings, SaveMode
+from forebay.config import SaveMode
 from forebay.core.arrays import EMPTY_IDS, Ids
-from forebay.core.flights import Flight, Flights
-from forebay.core.modes import ModeSwitch
-from forebay.core.rates import Average, Rates
-from forebay.core.store import Store
+from forebay.core.flights import Flight
+from forebay.core.rates import Average
 from forebay.transfer.messages import Completion, Direction, TransferClass
-from forebay.transfer.mover import Mover
 
 # How much of the greatest burst counts one save round trip later.
 _BURST_MEMORY = 0.95
@@ -45,25 +43,14 @@ class Saves:
     So many as `step_blocks` may be allocated from one `flush` to the next, whatever was before.
     """
 
-    def __init__(
-        self,
-        settings: CacheSettings,
-        switch: ModeSwitch,
-        store: Store,
-        flights: Flights,
-        rates: Rates,
-        mover: Mover,
-        *,
-        displaces: bool = False,
-        step_blocks: int = 0,
-    ) -> None:
-        self._settings = settings
-        self._switch = switch
-        self._through = settings.save_mode is SaveMode.WRITE_THROUGH
-        self._store = store
-        self._flights = flights
-        self._rates = rates
-        self._mover = mover
+    def __init__(self, parts: Parts, *, displaces: bool = False, step_blocks: int = 0) -> None:
+        self._settings = parts.settings
+        self._switch = parts.switch
+        self._through = parts.settings.save_mode is SaveMode.WRITE_THROUGH
+        self._store = parts.store
+        self._flights = parts.flights
+        self._rates = parts.rates
+        self._mover = parts.mover
         self._displaces = displaces
         self._step_blocks = step_blocks
         # (block, serial): a block that is gone has another serial, or none.

@@ -6,12 +6,9 @@ import numpy as np
 
 from forebay.cache.account import Account, CacheStats
 from forebay.cache.link import LinkWatch
-from forebay.config import CacheSettings
-from forebay.core.ledger import MissReason, PrefetchLedger, Source
-from forebay.core.modes import ModeSwitch
-from forebay.core.rates import Rates
+from forebay.cache.parts import Parts
+from forebay.core.ledger import MissReason, Source
 from forebay.core.requests import Waiting
-from forebay.core.store import Store
 from forebay.vllm.adapter import BlockPool, Step
 from forebay.vllm.scheduler.hints import Hints
 from forebay.vllm.scheduler.records import Record
@@ -26,22 +23,18 @@ class Books:
 
     def __init__(
         self,
-        settings: CacheSettings,
-        switch: ModeSwitch,
-        store: Store,
+        parts: Parts,
         pool: BlockPool,
-        ledger: PrefetchLedger,
         link: LinkWatch,
-        rates: Rates,
         hints: Hints,
     ) -> None:
-        self._settings = settings
-        self._switch = switch
-        self._store = store
+        self._settings = parts.settings
+        self._switch = parts.switch
+        self._store = parts.store
+        self._ledger = parts.ledger
+        self._rates = parts.rates
         self._pool = pool
-        self._ledger = ledger
         self._link = link
-        self._rates = rates
         self._hints = hints
         self.account = Account()
         self.tally = Tally()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from forebay.cache.account import Account
 from forebay.cache.loads import Loads
+from forebay.cache.parts import Parts
 from forebay.cache.saves import Saves
-from forebay.core.flights import Flights
 from forebay.errors import ProtocolError
 from forebay.transfer.messages import Completion, Outcome, Report
 from forebay.vllm.scheduler.mailbox import Mailbox
@@ -16,23 +16,25 @@ from forebay.vllm.scheduler.records import Record
 
 
 class Copies:
-    """The transfers in `flights`, told to `mail`; `records` are the requests, by our id."""
+    """The transfers that `loads` and `saves` start, told to `mail`; `records` are the requests, by
+    our id.
+    """
 
     def __init__(
         self,
+        parts: Parts,
         device: VllmDevicePool,
-        flights: Flights,
+        mail: Mailbox,
         loads: Loads,
         saves: Saves,
-        mail: Mailbox,
         account: Account,
         records: Mapping[int, Record],
     ) -> None:
+        self._flights = parts.flights
         self._device = device
-        self._flights = flights
+        self._mail = mail
         self._loads = loads
         self._saves = saves
-        self._mail = mail
         self._account = account
         self._records = records
         self._moved_s = 0.0

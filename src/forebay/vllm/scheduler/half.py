@@ -20,15 +20,11 @@ import numpy as np
 from forebay.cache.account import CacheStats
 from forebay.cache.ahead import LookAhead
 from forebay.cache.loads import Loads
+from forebay.cache.parts import Parts
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
-from forebay.core.flights import Flights
-from forebay.core.ledger import PrefetchLedger
-from forebay.core.modes import ModeSwitch
-from forebay.core.rates import Average, Rates
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
-from forebay.core.waiting import WaitingLine
 from forebay.vllm.adapter import BlockPool, Step, VllmRequest, left
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.scheduler.books import Books
@@ -81,7 +77,6 @@ class SchedulerHalf:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self._pool = pool
         self._clock = clock
         self._most_running = most_running
         step = -(-step_tokens // settings.block_tokens) + most_running
@@ -100,41 +95,33 @@ class SchedulerHalf:
         slots = settings.device_slots, settings.host_slots
         self._store = store = Store(key_bytes, *slots, device, lambda: self._host_slots)
         self._mail = mail = Mailbox(settings.device_slots, hands)
-        self.rates = rates = Rates(Average(settings.link_bytes_per_s))
-        self._switch = switch = ModeSwitch(settings.mode)
-        self._line = line = WaitingLine(store, settings.block_tokens, last_too=True)
-        self._lookups = Lookups()
-        self._flights = flights = Flights(1)
-        self._last_blocks = LastBlocks(settings.block_tokens, pool, device, store, switch, flights)
-        self._ledger = ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
-        store.lost_slot = ledger.lost
+        parts = Parts.over(settings, store, mail, last_too=True)
+        self.rates = parts.rates
+        self._switch = parts.switch
+        self._line = parts.line
+        self._flights = parts.flights
+        self._ledger = parts.ledger
+        self._loads = loads = Loads(parts, self._patience_s, self._piece_blocks)
+        self._ahead = LookAhead(parts, loads)
+        self._saves = saves = Saves(parts, displaces=True, step_blocks=step)
+        self._mode_file = ModeFile(mode_file, settings.mode)
         self._lately = Lately(device)
         self._roster = roster = Roster(
-            settings.block_tokens, line, self._lately, by_priority=by_priority
+            settings.block_tokens, parts.line, self._lately, by_priority=by_priority
         )
-        bounds = self._patience_s, self._piece_blocks
-        self._loads = Loads(settings, switch, store, line, flights, ledger, rates, mail, *bounds)
-        self._ahead = LookAhead(settings, switch, store, line, flights, rates, self._loads)
-        self._saves = saves = Saves(
-            settings, switch, store, flights, rates, mail, displaces=True, step_blocks=step
-        )
-        self._mode_file = ModeFile(mode_file, settings.mode)
-        self._hints = hints = Hints(hint_bounds, line, roster, self._loads)
-        self.books = Books(settings, switch, store, pool, ledger, self._loads.link, rates, hints)
-        self._turns = Turns(store, self._device, line, flights, self._loads, self._hints)
+        self._hints = hints = Hints(hint_bounds, parts.line, roster, loads)
+        self.books = Books(parts, pool, loads.link, hints)
         self.events: HostEvents | None = None
         if events:
-            self.events = HostEvents(
-                store.max_blocks, settings.block_tokens, self._device.content_of
-            )
+            self.events = HostEvents(store.max_blocks, settings.block_tokens, device.content_of)
             store.host.watch = self.events
-        self._naming = Naming(
-            settings.block_tokens, pool, device, store, switch, line, saves, self.events
-        )
-        self._copies = Copies(
-            device, flights, self._loads, saves, mail, self.books.account, roster.by_id
-        )
-        self._near = NearLoads(device, line, flights, mail, self._loads, self._copies, self._turns)
+        self._naming = Naming(parts, pool, device, saves, self.events)
+        self._last_blocks = LastBlocks(parts, pool, device)
+        self._lookups = Lookups()
+        self._turns = turns = Turns(parts, device, loads, hints)
+        account = self.books.account
+        self._copies = Copies(parts, device, mail, loads, saves, account, roster.by_id)
+        self._near = NearLoads(parts, device, mail, loads, self._copies, turns)
 
     # -- requests --------------------------------------------------------------------------------
 

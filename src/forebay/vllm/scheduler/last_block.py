@@ -9,10 +9,8 @@ nothing else, no load above all, may fill it meanwhile.
 
 from __future__ import annotations
 
-from forebay.core.flights import Flights
-from forebay.core.modes import ModeSwitch
+from forebay.cache.parts import Parts
 from forebay.core.requests import Waiting
-from forebay.core.store import Store
 from forebay.vllm.adapter import Block, BlockPool
 from forebay.vllm.messages import BlockCopy
 from forebay.vllm.scheduler.pool import VllmDevicePool
@@ -20,26 +18,17 @@ from forebay.vllm.scheduler.records import Record
 
 
 class LastBlocks:
-    """Copies within vLLM's `pool` of the blocks that `store` has there, of `block_tokens` each.
-
-    `device` is that pool, as `store` knows it.
+    """Copies within vLLM's `pool` of the blocks that the store has there. `device` is that pool, as
+    the store knows it.
     """
 
-    def __init__(
-        self,
-        block_tokens: int,
-        pool: BlockPool,
-        device: VllmDevicePool,
-        store: Store,
-        switch: ModeSwitch,
-        flights: Flights,
-    ) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, parts: Parts, pool: BlockPool, device: VllmDevicePool) -> None:
+        self._block_tokens = parts.settings.block_tokens
+        self._store = parts.store
+        self._switch = parts.switch
+        self._flights = parts.flights
         self._pool = pool
         self._device = device
-        self._store = store
-        self._switch = switch
-        self._flights = flights
         self._copies: list[BlockCopy] = []
         self._sources: list[Block] = []
         # What is held for each step, in order.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from forebay.cache.parts import Parts
 from forebay.cache.saves import Saves
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
-from forebay.core.modes import ModeSwitch
-from forebay.core.store import Store
-from forebay.core.waiting import WaitingLine
 from forebay.errors import ProtocolError
 from forebay.vllm.adapter import BlockPool, hash_of
 from forebay.vllm.scheduler.pool import VllmDevicePool
@@ -25,21 +23,18 @@ class Naming:
 
     def __init__(
         self,
-        block_tokens: int,
+        parts: Parts,
         pool: BlockPool,
         device: VllmDevicePool,
-        store: Store,
-        switch: ModeSwitch,
-        line: WaitingLine,
         saves: Saves,
         events: HostEvents | None,
     ) -> None:
-        self._block_tokens = block_tokens
+        self._block_tokens = parts.settings.block_tokens
+        self._switch = parts.switch
+        self._store = parts.store
+        self._line = parts.line
         self._pool = pool
         self._device = device
-        self._store = store
-        self._switch = switch
-        self._line = line
         self._saves = saves
         self._events = events
         # The slots of blocks that a request had found where they are known to be, in two forms.

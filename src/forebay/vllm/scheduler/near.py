@@ -9,8 +9,8 @@ told so, and held, without holding up anything else.
 from __future__ import annotations
 
 from forebay.cache.loads import Loads
-from forebay.core.flights import Flight, Flights
-from forebay.core.waiting import WaitingLine
+from forebay.cache.parts import Parts
+from forebay.core.flights import Flight
 from forebay.vllm.scheduler.copies import Copies
 from forebay.vllm.scheduler.lookups import Lookups
 from forebay.vllm.scheduler.mailbox import Mailbox
@@ -29,17 +29,16 @@ class NearLoads:
 
     def __init__(
         self,
+        parts: Parts,
         device: VllmDevicePool,
-        line: WaitingLine,
-        flights: Flights,
         mail: Mailbox,
         loads: Loads,
         copies: Copies,
         turns: Turns,
     ) -> None:
+        self._line = parts.line
+        self._flights = parts.flights
         self._device = device
-        self._line = line
-        self._flights = flights
         self._mail = mail
         self._loads = loads
         self._copies = copies

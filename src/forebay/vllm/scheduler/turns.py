@@ -13,31 +13,21 @@ from __future__ import annotations
 from operator import attrgetter
 
 from forebay.cache.loads import Loads
-from forebay.core.flights import Flights
+from forebay.cache.parts import Parts
 from forebay.core.requests import NotYet, Waiting
-from forebay.core.store import Store
-from forebay.core.waiting import WaitingLine
 from forebay.vllm.scheduler.hints import Hints
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record, Turn
 
 
 class Turns:
-    """The requests in `line` that vLLM asked about and was told to ask about again."""
+    """The waiting requests that vLLM asked about and was told to ask about again."""
 
-    def __init__(
-        self,
-        store: Store,
-        device: VllmDevicePool,
-        line: WaitingLine,
-        flights: Flights,
-        loads: Loads,
-        hints: Hints,
-    ) -> None:
-        self._store = store
+    def __init__(self, parts: Parts, device: VllmDevicePool, loads: Loads, hints: Hints) -> None:
+        self._store = parts.store
+        self._line = parts.line
+        self._flights = parts.flights
         self._device = device
-        self._line = line
-        self._flights = flights
         self._loads = loads
         self._hints = hints
         # Put off since the last orders; and those whose turn it was then.
