@@ -400,6 +400,7 @@ def test_beside_vllm_what_only_the_server_needs_is_no_failure(
     monkeypatch.setattr(software, "vllm_version", lambda: "0.32.0+cpu")
     assert found(machine, "packages").level is Level.NOTE
     assert "the connector inside vLLM" in found(machine, "packages").limits
+    assert "another environment" in found(machine, "packages").help
 
 
 def test_a_vllm_that_was_not_tried_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

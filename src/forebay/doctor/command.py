@@ -15,10 +15,11 @@ from dataclasses import asdict
 from forebay.doctor.examine import Diagnosis, examine
 from forebay.doctor.finding import Level, Machine, Wanted
 from forebay.errors import SettingsError
-from forebay.machine.sizes import parse_size
+from forebay.machine.sizes import parse_size, show_size
 
 _WIDTH = 100
 _INDENT = " " * 6
+_DEFAULT = "(default: %(default)s)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,30 +67,41 @@ def _parser() -> argparse.ArgumentParser:
         description="What will limit Forebay on this machine, and what to do about it. Exit status "
         "1 if something will fail.",
     )
-    parser.add_argument("--model", default="", help="smollm2, or a model by folder or hub id")
     parser.add_argument(
-        "--device", default=default.device, help="auto, cpu, cuda or cuda:N, as for forebay serve"
+        "--model",
+        default="",
+        help="smollm2, or a model by folder or hub id; left out, no model is looked at",
+    )
+    parser.add_argument(
+        "--device",
+        default=default.device,
+        help=f"auto, cpu, cuda or cuda:N, as for forebay serve {_DEFAULT}",
     )
     parser.add_argument(
         "--host-bytes",
         type=_size,
         default=default.host_bytes,
         metavar="SIZE",
-        help="size of the host pool: 1GiB, 512MiB, 2GB or bytes",
+        help="size of the host pool: 1GiB, 512MiB, 2GB or bytes "
+        f"(default: {show_size(default.host_bytes)})",
     )
     parser.add_argument(
         "--device-tokens",
         type=_count,
         default=default.device_tokens,
-        help="size of the device pool",
+        metavar="TOKENS",
+        help=f"size of the device pool, in tokens of KV {_DEFAULT}",
     )
-    parser.add_argument("--host", default=default.host, help="address to listen on")
-    parser.add_argument("--port", type=int, default=default.port, help="port to listen on")
+    parser.add_argument("--host", default=default.host, help=f"address to listen on {_DEFAULT}")
+    parser.add_argument(
+        "--port", type=int, default=default.port, help=f"port to listen on {_DEFAULT}"
+    )
     parser.add_argument(
         "--max-connections",
         type=_count,
         default=default.max_connections,
-        help="connections that the server shall hold",
+        metavar="COUNT",
+        help=f"connections that the server shall hold {_DEFAULT}",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser

@@ -61,7 +61,8 @@ def check_packages() -> Iterator[Finding]:
         if vllm_version() is None:
             yield Finding("packages", Level.FAIL, read, _SERVING, INSTALL_SERVER)
         else:
-            yield Finding("packages", Level.NOTE, read, _SERVING + _INSIDE_VLLM, INSTALL_SERVER)
+            todo = f"in another environment, so that vLLM keeps its packages: {INSTALL_SERVER}"
+            yield Finding("packages", Level.NOTE, read, _SERVING + _INSIDE_VLLM, todo)
     else:
         yield Finding("packages", Level.OK, "all that forebay serve needs")
 
