@@ -85,10 +85,10 @@ def test_unknown_fields_are_ignored_and_null_is_the_default(served):
 
 
 def test_paths_and_methods_that_are_not(served):
-    assert raw.ask(served.port, "/v1/nothing", {})[0] == 404
-    status, _, body = raw.ask(served.port, COMPLETIONS, b"", method="GET")
-    assert status == 405
-    assert json.loads(body)["error"]["message"]
+    for path, method, expected in (("/v1/nothing", "POST", 404), (COMPLETIONS, "GET", 405)):
+        status, _, body = raw.ask(served.port, path, b"", method=method)
+        assert status == expected
+        assert "/docs lists" in json.loads(body)["error"]["message"]
     assert raw.ask(served.port, "/v1/../../etc/passwd", b"", method="GET")[0] == 404
 
 

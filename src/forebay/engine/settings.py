@@ -151,15 +151,15 @@ class EngineSettings:
         device_bytes = self.device_tokens * geometry.token_bytes
         if host_bytes >= memory_bytes:
             raise SettingsError(
-                f"host_bytes {self.host_bytes} is more than the {show_size(memory_bytes)} of "
-                f"memory that there are; use a smaller pool, like {show_size(memory_bytes // 2)}"
+                f"a host pool of {show_size(self.host_bytes)} (host_bytes) is more than the "
+                f"{show_size(memory_bytes)} of memory that there are; use a smaller pool, like {show_size(memory_bytes // 2)}"
             )
         if device_bytes + host_bytes > memory_bytes:
             fits = (memory_bytes - host_bytes) // geometry.token_bytes
             raise SettingsError(
                 f"device_tokens {self.device_tokens} take {show_size(device_bytes)}, more than the "
-                f"{show_size(memory_bytes - host_bytes)} of memory that host_bytes {host_bytes} "
-                f"leave; {fits} tokens would fill that, so use fewer"
+                f"{show_size(memory_bytes - host_bytes)} of memory that a host pool of "
+                f"{show_size(host_bytes)} leaves; {fits} tokens would fill that, so use fewer"
             )
 
     def _check_device(self, geometry: Geometry, gpu_bytes: int) -> None:

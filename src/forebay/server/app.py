@@ -31,6 +31,10 @@ _WIRE = (ChatChunk, ChatCompletion, Completion, ErrorBody, ModelList, ModeState,
 _MOST_TOLD = 3
 # A part of a field's path; others name the types that were tried.
 _FIELD = re.compile(r"(?!(str|int|float|bool)$)\w+")
+_SEE_DOCS = {
+    404: "there is no such path; /docs lists those that are there",
+    405: "this path takes another method; /docs lists them",
+}
 
 
 def make_app(service: Service) -> FastAPI:
@@ -126,7 +130,9 @@ async def _not_valid(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return await _bug(request, error)
-    response = _told(ApiError(error.status_code, str(error.detail)))
+    # The router's own words for these, "Not Found" and the like, say nothing of what there is.
+    said = _SEE_DOCS.get(error.status_code, str(error.detail))
+    response = _told(ApiError(error.status_code, said))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     if error.status_code == 405:
