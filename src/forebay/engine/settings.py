@@ -152,7 +152,8 @@ class EngineSettings:
         if host_bytes >= memory_bytes:
             raise SettingsError(
                 f"a host pool of {show_size(self.host_bytes)} (host_bytes) is more than the "
-                f"{show_size(memory_bytes)} of memory that there are; use a smaller pool, like {show_size(memory_bytes // 2)}"
+                f"{show_size(memory_bytes)} of memory that there are; use a smaller pool, like "
+                f"{show_size(memory_bytes // 2)}"
             )
         if device_bytes + host_bytes > memory_bytes:
             fits = (memory_bytes - host_bytes) // geometry.token_bytes
