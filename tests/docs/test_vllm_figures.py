@@ -14,7 +14,7 @@ from pages import ROOT, page, rows
 from forebay.measure.report import Figure, read
 
 RESULTS = ROOT / "benchmarks" / "results" / "h200-16-cores" / "vllm"
-RUNS = {"1": "hits-and-backlogs", "2": "no-hits-and-thrash"}
+RUNS = {"1": "hits-and-backlogs", "2": "no-hits-and-thrash", "3": "convoy"}
 BENCHMARK = ROOT / "benchmarks" / "inside_vllm"
 LENGTHS = {"16k": "16,384", "32k": "32,768"}
 KINDS = {"host_hit": "in host memory", "gpu_hit": "on the GPU", "cold": "computed"}
@@ -61,7 +61,7 @@ def test_times_are_those_of_the_rounds(kept: Mapping[str, Mapping[str, Figure]])
 
 
 def test_the_readme_says_what_was_measured(kept: Mapping[str, Mapping[str, Figure]]):
-    first, second = _values(kept)
+    first, second, third = _values(kept)
     listed = [row[1] for row in rows((ROOT / "README.md").read_text()) if len(row) == 2]
     shares = [f"{first[f'backlog_{answer}_p50'] * 100:.0f} %" for answer in (16, 64)]
     assert listed == [
@@ -73,15 +73,19 @@ def test_the_readme_says_what_was_measured(kept: Mapping[str, Mapping[str, Figur
         f"{second['no_hits']:.3f}",
         f"{second['thrash_vs_native']:.2f}, and {second['thrash_bytes']:.3f} "
         "bytes loaded for each used",
+        f"{third['convoy_vs_native']:.2f}",
         f"{first['itl']:.2f}",
         f"{second['pin_start_s']:.2f} s",
     ]
 
 
 def test_what_is_said_in_words_is_in_the_results(kept: Mapping[str, Mapping[str, Figure]]):
-    first, second = _values(kept)
-    convoy: Any = kept["2"]["convoy"].settings["median_ttft_ms"]
-    ours, native = (statistics.median(convoy[arm + "_small"]) for arm in (ARMS[0], ARMS[2]))
+    first, second, _ = _values(kept)
+    convoys = [
+        statistics.median(_convoys(kept, run)[arm + "_small"])
+        for run in ("2", "3")
+        for arm in (ARMS[0], ARMS[2])
+    ]
     starts: Any = kept["2"]["pin_start_s"].settings["offloading_v1_small"]
     hinted = first["hinted_hit_32k"], second["hinted_hit_32k"]
     text = " ".join(page("vllm.md").split())
@@ -89,7 +93,8 @@ def test_what_is_said_in_words_is_in_the_results(kept: Mapping[str, Mapping[str,
         f"with answers of 16 tokens, and {_backlogs(first)[1]:.2f} times with 64",
         f"third turn was {_backlogs(first)[0]:.2f} times that of `OffloadingConnector`",
         "with {:.3f}, and met it in run 2, with {:.3f}".format(*hinted),
-        f"a median of {ours:.0f} ms against {native:.0f}",
+        "missed its goal in run 2, with {:.0f} ms against {:.0f}".format(*convoys[:2]),
+        "In run 3 it met it, with {:.0f} ms against {:.0f}".format(*convoys[2:]),
         f"by {second['divergence']:g} nats, 72 times of {len(kept['2']['divergence'].samples)}",
         f"moves it by {second['divergence_recomputed']:.3f} nats",
         f"swapped block by {second['divergence_swapped']:.3f}",
@@ -127,9 +132,15 @@ def _times(kept: Mapping[str, Mapping[str, Figure]]) -> dict[str, list[Sequence[
         told = kept["1"][f"hit_{length}"].settings["ttft_ms"]
         for kind, name in KINDS.items():
             found[f"{tokens} tokens alone, {name}"] = [told[arm].get(kind, []) for arm in ARMS]
-    told = kept["2"]["convoy"].settings["median_ttft_ms"]
-    found["convoy, median"] = [told.get(arm + "_small", []) for arm in ARMS]
+    for run in ("2", "3"):
+        told = _convoys(kept, run)
+        found[f"convoy, median, run {run}"] = [told.get(arm + "_small", []) for arm in ARMS]
     return found
+
+
+def _convoys(kept: Mapping[str, Mapping[str, Figure]], run: str) -> Any:
+    """Median TTFT of each round, in milliseconds, by arm."""
+    return kept[run]["convoy"].settings["median_ttft_ms"]
 
 
 def _milliseconds(rounds: Sequence[float]) -> str:
