@@ -145,6 +145,24 @@ def test_what_is_not_understood_is_named_in_the_answer(
     assert_nothing_left(engine)
 
 
+def test_tokens_that_a_request_gets_while_it_waits_are_counted_with_its_prompt(toy: MakeEngine):
+    """Those of a step that was under way as it was preempted. No counter may go down."""
+    engine = toy()
+    engine.ask(prompt_of(1, 192), 1)
+    engine.run()
+    waits = engine.ask(prompt_of(1, 191), 1)
+    waits.request.num_preemptions = 1
+    waits.request.append_output_token_ids(prompt_of(1, 192)[191:] + [7])
+    waits.tokens = list(waits.request.all_token_ids)
+    engine.run()
+    tokens, misses = engine.half.books.tally.prompt_tokens, engine.half.stats().misses
+    assert tokens[Source.DEVICE] == 192
+    assert sum(tokens.values()) == 192 + 193
+    assert min(misses.values()) == 0
+    assert sum(misses.values()) == engine.half.stats().sources[Source.RECOMPUTED] == 12
+    assert_nothing_left(engine)
+
+
 def test_metrics_are_those_of_the_books(toy: MakeEngine):
     engine = toy()
     connector = engine.scheduler.connector

@@ -63,11 +63,13 @@ class Books:
         """
         size = self._settings.block_tokens
         found = record.found_blocks(size)
-        asked = entry.request.tokens // size
+        # It may have got tokens while it waited, from a step that was under way as it was preempted.
+        tokens = record.request.num_tokens
+        asked = tokens // size
         loaded = int(np.count_nonzero(entry.origins[:found])) + brought
         waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
         there = record.found_tokens
-        self.tally.prompt(entry.request.tokens, min(loaded * size, there), there, waited_s)
+        self.tally.prompt(tokens, min(loaded * size, there), there, waited_s)
         sources, misses = self.account.sources, self.account.misses
         sources[Source.HOST] += loaded
         sources[Source.DEVICE] += found - loaded
@@ -81,8 +83,7 @@ class Books:
             reason = MissReason.STOPPED if self._link.stopped else MissReason.SHORT
             reason = MissReason.LAST if found + 1 == asked else reason
         misses[reason] += known
-        misses[MissReason.ABSENT] += max(0, entry.usable - found - known)
-        misses[MissReason.LAST] += asked - max(found, entry.usable)
+        misses[MissReason.ABSENT] += asked - found - known
 
     def scheduled(
         self, number: int, step: Step, now_s: float, *, loads_lack: bool, held: bool
