@@ -152,7 +152,7 @@ def test_tokens_that_a_request_gets_while_it_waits_are_counted_with_its_prompt(t
     engine.run()
     waits = engine.ask(prompt_of(1, 191), 1)
     waits.request.num_preemptions = 1
-    waits.request.append_output_token_ids(prompt_of(1, 192)[191:] + [7])
+    waits.request.append_output_token_ids([*prompt_of(1, 192)[191:], 7])
     waits.tokens = list(waits.request.all_token_ids)
     engine.run()
     tokens, misses = engine.half.books.tally.prompt_tokens, engine.half.stats().misses

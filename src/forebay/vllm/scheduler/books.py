@@ -63,7 +63,7 @@ class Books:
         """
         size = self._settings.block_tokens
         found = record.found_blocks(size)
-        # It may have got tokens while it waited, from a step that was under way as it was preempted.
+        # It may have got tokens while it waited, of a step under way as it was preempted.
         tokens = record.request.num_tokens
         asked = tokens // size
         loaded = int(np.count_nonzero(entry.origins[:found])) + brought
