@@ -26,7 +26,6 @@ nb::list devices() {
 }  // namespace
 
 void bind(nb::module_& module) {
-  module.def("cuda_driver_version", [] { return Driver::get().version; });
   module.def("cuda_devices", &devices);
   nb::class_<PinnedMemory>(module, "PinnedMemory")
       .def(

@@ -34,8 +34,6 @@ class Source(StrEnum):
 
     DEVICE = "device"
     HOST = "host"
-    DISK = "disk"
-    REMOTE = "remote"
     RECOMPUTED = "recomputed"
 
 

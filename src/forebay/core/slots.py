@@ -144,7 +144,7 @@ class TierSlots:
         return self._hand_out(taken, state)
 
     def move(self, slots: Ids, state: SlotState) -> None:
-        """Change the state of `slots`; a change that DESIGN does not know is a ProtocolError."""
+        """Change the state of `slots`. Raises ProtocolError for what `_NEXT` does not allow."""
         if not len(slots):
             return
         before = self._state.take(slots)

@@ -30,7 +30,6 @@ class Block(Protocol):
 
     block_id: int
     ref_cnt: int
-    is_null: bool
 
     @property
     def block_hash(self) -> bytes | None:
@@ -42,7 +41,6 @@ class BlockPool(Protocol):
     """vLLM's `BlockPool`: ids from 0, of which 0 stands for no block."""
 
     num_gpu_blocks: int
-    enable_caching: bool
     hash_block_size: int
     blocks: Sequence[Block]
     null_block: Block
@@ -154,7 +152,10 @@ class KVShape:
 
 
 def read_shape(kv_cache_config: Any) -> KVShape:
-    """The shape of the pool. One tensor for each layer (0.26), or one for all."""
+    """The shape of the pool. One tensor for each layer (0.26), or one for all.
+
+    Raises SettingsError for a model whose layers do not make one group of equal blocks.
+    """
     groups = kv_cache_config.kv_cache_groups
     blocks = int(kv_cache_config.num_blocks)
     total = sum(int(tensor.size) for tensor in kv_cache_config.kv_cache_tensors)

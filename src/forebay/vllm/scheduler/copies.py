@@ -46,7 +46,7 @@ class Copies:
         """Whether there are any."""
         return len(self._flights) > 0
 
-    def give_back_soon(self, now_s: float) -> bool:
+    def gives_back_soon(self, now_s: float) -> bool:
         """Whether loads hold blocks that vLLM's pool has back soon."""
         if not self._flights.load_blocks or self._loads.link.stopped:
             return False

@@ -267,7 +267,7 @@ class SchedulerHalf:
     @property
     def gives_back_soon(self) -> bool:
         """Whether loads hold blocks that vLLM's pool has back soon."""
-        return self._copies.give_back_soon(self._clock())
+        return self._copies.gives_back_soon(self._clock())
 
     def forget_all(self) -> None:
         """What was saved so far is not to be found any more: the weights may be others."""
