@@ -12,6 +12,7 @@
 #include "transfer/core.hpp"
 #include "cuda/cuda_backend.hpp"
 #include "cuda/cuda_bindings.hpp"
+#include "directory/column_bindings.hpp"
 #include "directory/directory_bindings.hpp"
 #include "vllm/vllm_bindings.hpp"
 
@@ -353,6 +354,7 @@ NB_MODULE(_native, module) {
   bind_hooks(core);
   cuda::bind(module);
   bind_directory(module);
+  bind_columns(module);
   bind_vllm(module);
   module.def("leak_warnings", [](bool on) { nb::set_leak_warnings(on); }, nb::arg("on"));
 }

@@ -251,6 +251,87 @@ class BlockCounts:
         Raises `ProtocolError`, with nothing changed, where there is none to take away.
         """
 
+class NumberColumn:
+    """An int64 for each id below `count`, 0 to begin with.
+
+    This and the other columns are for tables that are looked up while vLLM schedules. numpy lets go
+    of the interpreter lock in each of its look-ups, however short; another thread then keeps it for
+    milliseconds. These do not let go of it. `ids` are one-dimensional int32 arrays; one that is not
+    below `count` is a `ProtocolError`, with nothing changed.
+    """
+
+    def __init__(self, count: int) -> None: ...
+    def take(self, ids: _Ids) -> NDArray[np.int64]:
+        """The number of each."""
+
+    def put(self, ids: _Ids, value: int) -> None:
+        """All of them have this number."""
+
+    def put_up(self, ids: _Ids, first: int) -> None:
+        """The first has `first`, and each of the others one more than the one before it."""
+
+    def raise_to(self, ids: _Ids, number: int) -> None:
+        """None of them has less."""
+
+    def marked(self, ids: _Ids) -> NDArray[np.bool_]:
+        """Whether the number of each is other than 0."""
+
+    def runs(self, ids: _Ids) -> list[tuple[int, int]]:
+        """The numbers other than 0 along `ids`, each with how many have it one after another, those
+        with 0 left out.
+        """
+
+    def clear_runs(self, ids: _Ids) -> list[tuple[int, int]]:
+        """The same, and all of them have 0 from now on."""
+
+class SlotColumn:
+    """An int32 for each id below `count`, -1 to begin with. See `NumberColumn`."""
+
+    def __init__(self, count: int) -> None: ...
+    def take(self, ids: _Ids) -> _Ids:
+        """The number of each."""
+
+    def put(self, ids: _Ids, value: int) -> None:
+        """All of them have this number."""
+
+    def put_each(self, ids: _Ids, slots: _Ids) -> None:
+        """Each has its own, of as many."""
+
+class FlagColumn:
+    """A bool for each id below `count`, False to begin with. See `NumberColumn`."""
+
+    def __init__(self, count: int) -> None: ...
+    def take(self, ids: _Ids) -> NDArray[np.bool_]:
+        """The flag of each."""
+
+    def put(self, ids: _Ids, value: bool) -> None:
+        """All of them have this flag."""
+
+    def of(self, id: int) -> bool:
+        """The flag of one."""
+
+    def numbers(self) -> _Ids:
+        """The ids with True, in order."""
+
+class StateColumn:
+    """A state, 0 to 5, for each slot below `count`, 0 to begin with. See `NumberColumn`.
+
+    A slot of -1, none, can be looked up: its state is 0.
+    """
+
+    def __init__(self, count: int) -> None: ...
+    def take(self, slots: _Ids) -> NDArray[np.int8]:
+        """The state of each."""
+
+    def counts(self, slots: _Ids) -> list[int]:
+        """How many of `slots` are in each state."""
+
+    def put(self, slots: _Ids, value: int) -> None:
+        """All of them have this state."""
+
+def count_true(flags: NDArray[np.bool_]) -> int:
+    """How many of `flags` are True, without letting go of the interpreter lock."""
+
 class SlotBooks:
     """What lies in the slots of a pool that somebody else owns: where each block is, in which
     `SlotState` (0 to 5), who leases it and who wants it.
@@ -296,6 +377,9 @@ class SlotBooks:
 
     def along(self, path: _Ids) -> tuple[int, int, int]:
         """See `DevicePool.along`."""
+
+    def absent(self, path: _Ids) -> _Ids:
+        """See `DevicePool.absent`."""
 
     def state(self, blocks: _Ids) -> NDArray[np.int8]:
         """The state of each block's slot; 0 where it has none."""

@@ -119,7 +119,8 @@ def test_a_load_that_fails_is_a_miss_and_its_slot_stays_out_of_use(mode: Mode, w
         if mode is not Mode.SYNCHRONOUS:
             assert stats.misses["failed"] > 0
         tier = case.rig.cache._store.device.tier
-        lost = np.flatnonzero(tier._state[:-1] == SlotState.QUARANTINED)
+        states = tier.state(np.arange(tier.count, dtype=np.int32))
+        lost = np.flatnonzero(states == SlotState.QUARANTINED)
         assert len(lost) == 1
         used: set[int] = set()
         case.rig.recorder.before_step.append(

@@ -29,7 +29,7 @@ def check(cache: Cache) -> None:
     _check_leases(cache, everything)
     live = store.serials(everything) > 0
     kept = (
-        store._published
+        store._published.take(everything)
         | (device.leases(everything) > 0)
         | device.busy(everything)
         | host.held(everything)
@@ -66,7 +66,7 @@ def _check_published(
     cache: Cache, everything: np.ndarray, device_slot: np.ndarray, host_slot: np.ndarray
 ) -> None:
     store = cache._store
-    published = everything[store._published]
+    published = store._published.numbers()
     assert len(published) == len(store.directory)
     valid = store.host.valid(published)
     assert ((device_slot[published] >= 0) | valid).all(), "a published block is nowhere"
@@ -77,7 +77,7 @@ def _check_published(
     assert (store.host._order.contains(published) == (valid & ~held)).all(), "host order is wrong"
     for block in published.tolist():
         parent = store.directory.parent(block)
-        assert parent == -1 or store._published[parent], "a child whose parent is nowhere"
+        assert parent == -1 or store._published.of(parent), "a child whose parent is nowhere"
     state = store.device.state(published)
     clean = resident & (state == SlotState.CLEAN)
     assert valid[clean].all(), "CLEAN without a lower copy"

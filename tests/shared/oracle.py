@@ -166,10 +166,11 @@ class Rig:
 
     def _poison(self, chunks: Sequence[Chunk]) -> None:
         store, pool = self.cache._store, self.engine.pool
-        free = np.flatnonzero(store.device.tier._state[:-1] == SlotState.FREE)
-        pool.fill_poison(free)
-        free = store.host.tier._state[: len(self.host)] == SlotState.FREE
-        self.host[torch.from_numpy(free[: len(self.host)])] = float("nan")
+        tier = store.device.tier
+        states = tier.state(np.arange(tier.count, dtype=np.int32))
+        pool.fill_poison(np.flatnonzero(states == SlotState.FREE))
+        states = store.host.tier.state(np.arange(len(self.host), dtype=np.int32))
+        self.host[torch.from_numpy(states == SlotState.FREE)] = float("nan")
         for chunk in chunks:
             first, place = divmod(chunk.start, pool.block_tokens)
             for view in (*pool.keys, *pool.values):

@@ -62,8 +62,8 @@ class Watched:
         """All that can be loaded is right, at each worker."""
         self._learn()
         store, device = self._engine.half._store, self._engine.half._device
-        everything = np.arange(store.max_blocks, dtype=np.int32)
-        saved = everything[store.host.valid(everything) & store._published]
+        published = store._published.numbers()
+        saved = published[store.host.valid(published)]
         slots = store.host.slot_of(saved).tolist()
         for worker in self._engine.workers:
             base = worker.worker_half._host.pool.base_address

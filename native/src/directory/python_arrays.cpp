@@ -15,9 +15,10 @@ namespace forebay {
 namespace {
 
 template <typename Value>
-constexpr const char* kTypeName = std::is_same_v<Value, std::uint8_t>  ? "bool_"
-                                  : std::is_same_v<Value, std::int8_t> ? "int8"
-                                                                       : "int32";
+constexpr const char* kTypeName = std::is_same_v<Value, std::uint8_t>   ? "bool_"
+                                  : std::is_same_v<Value, std::int8_t>  ? "int8"
+                                  : std::is_same_v<Value, std::int32_t> ? "int32"
+                                                                        : "int64";
 
 // In the buffer protocol's words; the second is what C calls it on some machines.
 template <typename Value>
@@ -98,5 +99,6 @@ template class ArrayArgument<std::uint8_t>;
 template class ArrayResult<std::int32_t>;
 template class ArrayResult<std::uint8_t>;
 template class ArrayResult<std::int8_t>;
+template class ArrayResult<std::int64_t>;
 
 }  // namespace forebay

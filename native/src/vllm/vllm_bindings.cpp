@@ -49,6 +49,18 @@ nb::tuple along(const SlotBooks& self, nb::handle path) {
   return nb::make_tuple(here, leading, leased);
 }
 
+nb::object absent(const SlotBooks& self, nb::handle path) {
+  const IdsArgument given(path, "blocks");
+  check_blocks(given.values(), self.max_blocks());
+  std::vector<std::int32_t> found;
+  std::int32_t place = 0;
+  for (const std::int32_t block : given.values()) {
+    if (self.slot_of(block) < 0) found.push_back(place);
+    ++place;
+  }
+  return ids_of(found);
+}
+
 nb::object all_blocks(const SlotBooks& self) {
   std::vector<std::int32_t> found;
   for (std::int32_t slot = 0; slot < self.slots(); ++slot) {
@@ -82,6 +94,7 @@ void bind_looks(nb::class_<SlotBooks>& books) {
              return of_each<FlagsResult>(self, blocks, [&](auto b) { return self.asked(b); });
            })
       .def("along", &along)
+      .def("absent", &absent)
       .def("blocks_in", &blocks_in)
       .def("all_blocks", &all_blocks)
       .def("in_state", &SlotBooks::in_state)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from forebay._native import count_true
 from forebay.cache.link import LinkWatch
 from forebay.cache.parts import Parts
 from forebay.cache.submit import submit
@@ -210,7 +211,7 @@ class Loads:
         """
         store = self._store
         ahead = entry.blocks[entry.covered : min(entry.covered + reach, entry.loadable)]
-        absent = np.flatnonzero(~store.resident(ahead)).astype(np.int32)
+        absent = store.device.absent(ahead)
         # Leased before anything is evicted, so that a load cannot displace what it builds on.
         reach = _reach(absent, 0, len(ahead))
         store.touch(ahead[:reach], LeaseKind.PREFETCH)
@@ -221,9 +222,10 @@ class Loads:
         loads = store.loads_of(taken)
         from_host = store.loading(taken)
         if len(entry.brought):
-            from_host |= np.isin(store.serials(taken), entry.brought)
-        entry.origins = np.concatenate([entry.origins, from_host])
-        entry.loaded += int(np.count_nonzero(from_host))
+            from_host = from_host | np.isin(store.serials(taken), entry.brought)
+        before = entry.origins
+        entry.origins = np.concatenate([before, from_host]) if len(before) else from_host
+        entry.loaded += count_true(from_host)
         entry.covered += reach
         entry.waits |= loads
         self._flights.depend(loads, entry.request.id)
@@ -247,7 +249,9 @@ class Loads:
         reach = _reach(absent, load, len(ahead))
         more = ahead[here:reach]
         store.touch(more, LeaseKind.PREFETCH)
-        started = self._start(entry, ahead[absent[:load]], deadline_s, now_s, protected=protected)
+        # Where all are absent their places need no look-up.
+        blocks = ahead[:load] if len(absent) == len(ahead) else ahead[absent[:load]]
+        started = self._start(entry, blocks, deadline_s, now_s, protected=protected)
         if started < load:
             reach = _reach(absent, started, len(ahead))
             store.release(more[reach - here :], LeaseKind.PREFETCH)

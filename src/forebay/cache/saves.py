@@ -68,18 +68,20 @@ class Saves:
         """Whether computed blocks are to be saved still, whatever comes."""
         return self._enabled and self._through and bool(self._pending)
 
-    def computed(self, blocks: Ids, path: Ids) -> None:
-        """`blocks`, of the last ones of `path` (root first), were published: save them when the
-        link has time or they are to go, or all of the path once it is long enough to be saved.
+    def computed(self, blocks: Ids, *path: Ids) -> None:
+        """`blocks`, of the last ones of `path` (in pieces, root first), were published: save them
+        when the link has time or they are to go, or all of the path once it is long enough to be
+        saved.
         """
         settings = self._settings
         if settings.min_save_tokens:
-            if len(path) * settings.block_tokens < settings.min_save_tokens:
+            whole = np.concatenate(path)
+            if len(whole) * settings.block_tokens < settings.min_save_tokens:
                 self._store.withhold(blocks)
                 return
-            if self._store.withheld(path).any():
-                self._store.offer(path)
-                blocks = path
+            if self._store.withheld(whole).any():
+                self._store.offer(whole)
+                blocks = whole
         self.again(blocks)
 
     def again(self, blocks: Ids) -> None:
@@ -138,9 +140,13 @@ class Saves:
         self._pending_blocks -= count
         if len(runs) == 1:
             return runs[0]
-        # By their serials ancestors come first.
-        serials, places = np.unique(np.concatenate([each for _, each in runs]), return_index=True)
-        return np.concatenate([blocks for blocks, _ in runs])[places], serials
+        blocks = np.concatenate([blocks for blocks, _ in runs])
+        serials = np.concatenate([serials for _, serials in runs])
+        # By their serials ancestors come first. To sort lets go of the interpreter lock.
+        if np.count_nonzero(serials[1:] <= serials[:-1]):
+            serials, places = np.unique(serials, return_index=True)
+            blocks = blocks[places]
+        return blocks, serials
 
     def ended(self, completion: Completion, now_s: float) -> Flight:
         """A save is over."""

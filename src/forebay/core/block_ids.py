@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay._native import NumberColumn
 from forebay.core.arrays import Ids
 from forebay.errors import ProtocolError
 
@@ -19,7 +20,7 @@ class BlockIds:
         self.left = count
         """How many are free."""
         self._free: Ids = np.arange(count - 1, -1, -1, dtype=np.int32)
-        self._serial: NDArray[np.int64] = np.zeros(count, np.int64)
+        self._serial = NumberColumn(count)
         self._next_serial = 1
 
     def take(self, count: int) -> Ids:
@@ -31,7 +32,7 @@ class BlockIds:
             raise ProtocolError("block ids ran out: a block without any slot was kept")
         self.left -= count
         ids = self._free[self.left : self.left + count].copy()
-        self._serial.put(ids, np.arange(self._next_serial, self._next_serial + count))
+        self._serial.put_up(ids, self._next_serial)
         self._next_serial += count
         return ids
 

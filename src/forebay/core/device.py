@@ -64,6 +64,9 @@ class OwnDevicePool:
         leading = count if count == len(path) else int(np.argmin(here))
         return count, leading, int(np.count_nonzero(self._order.holds(path[here])))
 
+    def absent(self, path: Ids) -> Ids:
+        return np.flatnonzero(self._slot.take(path) < 0).astype(np.int32)
+
     def advance(self, completed_step: int) -> None:
         self.tier.advance(completed_step)
 

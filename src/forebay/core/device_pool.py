@@ -82,6 +82,10 @@ class DevicePool(Protocol):
         """
         ...
 
+    def absent(self, path: Ids) -> Ids:
+        """The places in `path` of blocks without a slot."""
+        ...
+
     def state(self, blocks: Ids) -> NDArray[np.int8]:
         """The `SlotState` of each block's slot; FREE where it has none."""
         ...

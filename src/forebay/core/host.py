@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay._native import EvictionOrder
+from forebay._native import EvictionOrder, SlotColumn
 from forebay.core.arrays import Ids
 from forebay.core.slots import SlotState, TierSlots, in_state
 from forebay.errors import ProtocolError
@@ -39,7 +39,7 @@ class HostPool:
     def __init__(self, slots: int, max_blocks: int) -> None:
         self.watch: HostWatch | None = None
         self.tier = TierSlots(slots, opened=0)
-        self._slot: Ids = np.full(max_blocks, -1, np.int32)
+        self._slot = SlotColumn(max_blocks)
         self._order = EvictionOrder(max_blocks, "a hold")
 
     @property
@@ -59,9 +59,13 @@ class HostPool:
         """Whether each block has a host slot whose save has completed."""
         return in_state(self.tier.state(self._slot.take(blocks)), SlotState.CLEAN)
 
+    def count_valid(self, blocks: Ids) -> int:
+        """How many of `blocks` are valid."""
+        return self.tier.count_in(self._slot.take(blocks), SlotState.CLEAN)
+
     def take(self, blocks: Ids) -> None:
         """Give each of `blocks` a slot in SAVING. The caller checked `tier.free`."""
-        self._slot.put(blocks, self.tier.take_oldest(len(blocks), SlotState.SAVING))
+        self._slot.put_each(blocks, self.tier.take_oldest(len(blocks), SlotState.SAVING))
 
     def saved(self, blocks: Ids) -> None:
         """The save of `blocks` (root first), which are on the device still, has completed."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay._native import NumberColumn
 from forebay.core.arrays import Ids
 
 
@@ -59,13 +60,13 @@ class PrefetchLedger:
         default_factory=lambda: dict.fromkeys(PrefetchOutcome, 0)
     )
     planned_bytes: int = 0
-    _open: NDArray[np.int64] = field(init=False)
+    _open: NumberColumn = field(init=False)
     _left: dict[int, int] = field(default_factory=dict[int, int])
     _issued_s: dict[int, float] = field(default_factory=dict[int, float])
     _expiries: deque[tuple[float, int, Ids]] = field(default_factory=deque[tuple[float, int, Ids]])
 
     def __post_init__(self) -> None:
-        self._open = np.zeros(self.max_blocks, np.int64)
+        self._open = NumberColumn(self.max_blocks)
 
     @property
     def open_bytes(self) -> int:
@@ -74,7 +75,7 @@ class PrefetchLedger:
 
     def planned(self, transfer: int, blocks: Ids, expires_s: float) -> None:
         """`transfer` will prefetch `blocks`; unread by `expires_s` they count as wasted."""
-        self._open[blocks] = transfer
+        self._open.put(blocks, transfer)
         self.planned_bytes += len(blocks) * self.block_bytes
         self._left[transfer] = len(blocks)
         self._expiries.append((expires_s, transfer, blocks))
@@ -90,7 +91,7 @@ class PrefetchLedger:
         Returns how many of them were open.
         """
         read = 0
-        for transfer, count in self._close(blocks):
+        for transfer, count in self._open.clear_runs(blocks):
             in_time = self._issued_s.get(transfer, float("inf")) <= turn_s
             outcome = PrefetchOutcome.USED if in_time else PrefetchOutcome.LATE
             self._count(outcome, transfer, count)
@@ -99,7 +100,7 @@ class PrefetchLedger:
 
     def ended(self, blocks: Ids, outcome: PrefetchOutcome) -> None:
         """Those of `blocks` that are open end with `outcome`."""
-        for transfer, count in self._close(blocks):
+        for transfer, count in self._open.clear_runs(blocks):
             self._count(outcome, transfer, count)
 
     def lost(self, blocks: Ids) -> None:
@@ -120,25 +121,11 @@ class PrefetchLedger:
         """
         while self._expiries and self._expiries[0][0] <= now_s:
             _, transfer, blocks = self._expiries.popleft()
-            still = blocks[self._open[blocks] == transfer]
+            still = blocks[self._open.take(blocks) == transfer]
             asked = wanted(still)
             if asked.any():
                 self._expiries.append((now_s + slack_s, transfer, still[asked]))
             self.ended(still[~asked], PrefetchOutcome.WASTED)
-
-    def _close(self, blocks: Ids) -> list[tuple[int, int]]:
-        """Those of `blocks` that are open are not. Returns whose they were, and how many."""
-        if not len(blocks):
-            return []
-        transfers = self._open.take(blocks)
-        if not np.count_nonzero(transfers):
-            return []
-        found = transfers[transfers > 0]
-        self._open.put(blocks, 0)
-        # A path has few transfers, one behind the other.
-        ends = [*(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
-        starts = [0, *ends[:-1]]
-        return [(int(found[start]), end - start) for start, end in zip(starts, ends, strict=True)]
 
     def _count(self, outcome: PrefetchOutcome, transfer: int, blocks: int) -> None:
         self.outcomes[outcome] += blocks * self.block_bytes

@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay._native import StateColumn
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
 from forebay.errors import ProtocolError
 
@@ -44,7 +45,6 @@ _NEXT: dict[SlotState, frozenset[SlotState]] = {
     SlotState.CLEAN: frozenset({SlotState.DIRTY, SlotState.FREE}),
     SlotState.QUARANTINED: frozenset(),
 }
-_ALLOWED: NDArray[np.bool_] = np.array([[to in _NEXT[at] for at in SlotState] for to in SlotState])
 
 
 def in_state(states: NDArray[np.int8], state: SlotState) -> NDArray[np.bool_]:
@@ -62,8 +62,8 @@ class TierSlots:
     def __init__(self, count: int, *, opened: int | None = None) -> None:
         self.count = count
         self.opened = 0
-        # One more than there are, so that a look-up of "no slot" (-1) stays inside: it reads FREE.
-        self._state: NDArray[np.int8] = np.zeros(count + 1, np.int8)
+        self._state = StateColumn(count)
+        # One more than there are, so that a look-up of "no slot" (-1) stays inside.
         self._stamp: Steps = np.zeros(count + 1, np.int64)
         # FREE slots whose stamp has completed, as a stack; then those that still wait, oldest
         # first.
@@ -93,8 +93,12 @@ class TierSlots:
         return self._ready_count + self._waiting_count
 
     def state(self, slots: Ids) -> NDArray[np.int8]:
-        """The `SlotState` of each slot."""
+        """The `SlotState` of each slot; FREE where it is -1, none."""
         return self._state.take(slots)
+
+    def count_in(self, slots: Ids, state: SlotState) -> int:
+        """How many of `slots`, -1 being none, are in `state`."""
+        return self._state.counts(slots)[state]
 
     def stamps(self, slots: Ids) -> Steps:
         """The newest step that may touch each slot."""
@@ -147,12 +151,15 @@ class TierSlots:
         """Change the state of `slots`. Raises ProtocolError for what `_NEXT` does not allow."""
         if not len(slots):
             return
-        before = self._state.take(slots)
-        if np.count_nonzero(_ALLOWED[state].take(before)) < len(slots):
-            found = {SlotState(int(value)).name for value in before}
-            raise ProtocolError(f"slots in {sorted(found)} cannot become {state.name}")
-        self._state.put(slots, int(state))
-        self._recount(before, state)
+        before = self._state.counts(slots)
+        found = [was for was, count in zip(SlotState, before, strict=True) if count]
+        if any(state not in _NEXT[was] for was in found):
+            names = sorted(was.name for was in found)
+            raise ProtocolError(f"slots in {names} cannot become {state.name}")
+        self._state.put(slots, state)
+        for was in found:
+            self._counts[was] -= before[was]
+        self._counts[state] += len(slots)
         if state is SlotState.FREE:
             self._put_back(slots)
 
@@ -167,16 +174,6 @@ class TierSlots:
             _, slots = self._waiting.popleft()
             self._waiting_count -= len(slots)
             self._push_ready(slots)
-
-    def _recount(self, before: NDArray[np.int8], state: SlotState) -> None:
-        first = int(before[0])
-        alike = int(np.count_nonzero(before == first))
-        if alike == len(before):
-            self._counts[first] -= alike
-        else:
-            for gone, count in enumerate(np.bincount(before).tolist()):
-                self._counts[gone] -= count
-        self._counts[state] += len(before)
 
     def _put_back(self, slots: Ids) -> None:
         newest = int(self._stamp.take(slots).max())
@@ -201,7 +198,7 @@ class TierSlots:
 
     def _hand_out(self, pieces: list[Ids], state: SlotState) -> Ids:
         slots = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        self._state.put(slots, int(state))
+        self._state.put(slots, state)
         self._counts[SlotState.FREE] -= len(slots)
         self._counts[state] += len(slots)
         return slots

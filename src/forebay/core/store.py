@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay._native import FlagColumn, NumberColumn, count_true
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
 from forebay.core.block_ids import BlockIds
 from forebay.core.device import OwnDevicePool
@@ -71,9 +72,9 @@ class Store:
     """Grows when a block that a waiting request wants loses or gains its device slot."""
     lost_slot: Callable[[Ids], None] = lambda blocks: None
     """Is told of blocks that lost the device slot which they filled; an id may be reused then."""
-    _load_of: NDArray[np.int64] = field(init=False)
-    _published: NDArray[np.bool_] = field(init=False)
-    _withheld: NDArray[np.bool_] = field(init=False)
+    _load_of: NumberColumn = field(init=False)
+    _published: FlagColumn = field(init=False)
+    _withheld: FlagColumn = field(init=False)
     _ids: BlockIds = field(init=False)
     _host_room: HostRoom = field(init=False)
     _copies: dict[int, Ids] = field(default_factory=dict[int, Ids])
@@ -83,9 +84,9 @@ class Store:
         self.directory = Directory(self.key_bytes)
         self.device = self.pool or OwnDevicePool(self.device_slots, most)
         self.host = HostPool(self.host_slots, most)
-        self._load_of = np.zeros(most, np.int64)
-        self._published = np.zeros(most, np.bool_)
-        self._withheld = np.zeros(most, np.bool_)
+        self._load_of = NumberColumn(most)
+        self._published = FlagColumn(most)
+        self._withheld = FlagColumn(most)
         self._ids = BlockIds(most)
         self._host_room = HostRoom(self.host, self.device, self.directory, self._give_up)
         self._open_host()
@@ -117,14 +118,11 @@ class Store:
 
     def loads_of(self, blocks: Ids) -> set[int]:
         """The transfers, un-ended, that fill any of `blocks` (of a path: they fill runs of it)."""
-        if not len(blocks):
-            return set()
-        loads = self._load_of.take(blocks)
-        return {*loads[:1].tolist(), *loads[1:][loads[1:] != loads[:-1]].tolist()} - {0}
+        return {transfer for transfer, _ in self._load_of.runs(blocks)}
 
     def loading(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether an un-ended transfer fills each block."""
-        return self._load_of.take(blocks) > 0
+        return self._load_of.marked(blocks)
 
     def serials(self, blocks: Ids) -> NDArray[np.int64]:
         """A number for each block that no other block, before or after, has."""
@@ -139,7 +137,7 @@ class Store:
 
     def withheld(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block is kept from being saved."""
-        return self._withheld[blocks]
+        return self._withheld.take(blocks)
 
     def withhold(self, blocks: Ids) -> None:
         """Do not save `blocks`, until they are offered."""
@@ -208,13 +206,13 @@ class Store:
 
         Does nothing where that is so already: what it builds on may have been lost before.
         """
-        if not self._published[block]:
+        if not self._published.of(block):
             return
         self._remove(self.directory.remove_subtree(block))
 
     def unpublish_all(self) -> None:
         """No block is matched again: none of them may be right any more."""
-        for block in np.flatnonzero(self._published).tolist():
+        for block in self._published.numbers().tolist():
             self.unpublish(block)
 
     # -- loads ---------------------------------------------------------------------------------
@@ -225,7 +223,7 @@ class Store:
         The caller holds, or takes before anything else happens, a lease on them. None when there is
         no room; nothing has changed then.
         """
-        if not self.host.valid(blocks).all() or self.resident(blocks).any():
+        if self.host.count_valid(blocks) < len(blocks) or self.device.along(blocks)[0]:
             raise ProtocolError("a load takes blocks that are in host memory and not on the device")
         self.host.hold(blocks)
         evicted = self.device.allocate(blocks, SlotState.LOADING, protected=protected)
@@ -365,7 +363,7 @@ class Store:
         self._bury(blocks)
 
     def _unlist(self, blocks: Ids) -> None:
-        if np.count_nonzero(self.device.wanted(blocks)):
+        if count_true(self.device.wanted(blocks)):
             self.lost_epoch += 1
         self._published.put(blocks, False)
 
@@ -374,9 +372,9 @@ class Store:
         if not len(idle):
             return
         published = self._published.take(idle)
-        standing = idle[published]
-        here = self.resident(standing)
-        self.device.publish(standing if np.count_nonzero(here) == len(here) else standing[here])
+        standing = idle if count_true(published) == len(idle) else idle[published]
+        all_here = self.device.along(standing)[0] == len(standing)
+        self.device.publish(standing if all_here else standing[self.resident(standing)])
         if len(standing) < len(idle):
             self._bury(idle[~published])
 
@@ -398,5 +396,5 @@ class Store:
         self._ids.give_back(gone)
 
     def _note_moved(self, blocks: Ids) -> None:
-        if np.count_nonzero(self.device.wanted(blocks)):
+        if count_true(self.device.wanted(blocks)):
             self.moved_epoch += 1

@@ -13,6 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from forebay._native import count_true
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
 from forebay.core.requests import Request, Ticket, Waiting
@@ -194,7 +195,7 @@ class WaitingLine:
 def _cut(entry: Waiting, keep: int) -> None:
     entry.covered = keep
     entry.origins = entry.origins[:keep]
-    entry.loaded = int(np.count_nonzero(entry.origins))
+    entry.loaded = count_true(entry.origins)
 
 
 def _common(old: Ids, new: Ids) -> int:

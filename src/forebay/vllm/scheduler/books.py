@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from forebay._native import count_true
 from forebay.cache.account import Account, CacheStats
 from forebay.cache.link import LinkWatch
 from forebay.cache.parts import Parts
@@ -66,7 +65,7 @@ class Books:
         # It may have got tokens while it waited, of a step under way as it was preempted.
         tokens = record.request.num_tokens
         asked = tokens // size
-        loaded = int(np.count_nonzero(entry.origins[:found])) + brought
+        loaded = count_true(entry.origins[:found]) + brought
         waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
         there = record.found_tokens
         self.tally.prompt(tokens, min(loaded * size, there), there, waited_s)

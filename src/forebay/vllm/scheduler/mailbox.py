@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay._native import NumberColumn
 from forebay.core.arrays import EMPTY_IDS, Ids
 from forebay.errors import ProtocolError
 from forebay.transfer.messages import (
@@ -69,7 +70,7 @@ class Mailbox:
         self._reports: list[Report] = []
         self._saves: dict[int, Ids] = {}
         # The newest un-ended save that reads each device slot, or 0.
-        self._save_of: NDArray[np.int64] = np.zeros(device_slots + 1, np.int64)
+        self._save_of = NumberColumn(device_slots + 1)
         self._completed_step = 0
 
     # -- for the scheduler half ------------------------------------------------------------------
@@ -83,8 +84,7 @@ class Mailbox:
         """The un-ended saves that read any of these device slots."""
         if not self._saves:
             return set()
-        saves = self._save_of.take(slots)
-        return set(saves[saves > 0].tolist())
+        return {save for save, _ in self._save_of.runs(slots)}
 
     def expect(self, loads: Sequence[int]) -> bool:
         """See `Hands.expect`; without hands there is none who could."""

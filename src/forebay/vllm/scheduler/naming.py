@@ -108,5 +108,5 @@ class Naming:
             size = self._block_tokens
             run = record.request.all_token_ids[first * size : whole * size]
             self._events.named(blocks, parent, run)
-        self._saves.computed(blocks, np.concatenate([found, blocks]))
+        self._saves.computed(blocks, found, blocks)
         self._line.published(namespace, parent)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay._native import FreeQueue, SlotBooks
+from forebay._native import FlagColumn, FreeQueue, NumberColumn, SlotBooks
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
 from forebay.core.device_pool import LeaseKind
 from forebay.core.slots import SlotState, in_state
@@ -59,9 +59,9 @@ class VllmDevicePool:
         self._watch = HandedOut.watch(pool)
         self._queue = FreeQueue(pool.free_block_queue, pool.blocks)
         self._books = SlotBooks(max_blocks, pool.num_gpu_blocks)
-        self._stamp: Steps = np.zeros(max_blocks, np.int64)
+        self._stamp = NumberColumn(max_blocks)
         self._content: dict[int, bytes] = {}
-        self._twins: NDArray[np.bool_] = np.zeros(max_blocks, np.bool_)
+        self._twins = FlagColumn(max_blocks)
         self._offered: tuple[Ids, Sequence[bytes]] = (EMPTY_IDS, ())
         # Whose prompt a load is for, and the loads that vLLM finds already, by their first block.
         self._loaded_for: dict[int, VllmRequest] = {}
@@ -127,6 +127,8 @@ class VllmDevicePool:
     def take_handed_out(self) -> Ids:
         """Slots that were handed out since the last time, to vLLM's requests or to loads."""
         handed, self._handed = self._handed, []
+        if len(handed) == 1:
+            return handed[0]
         return np.concatenate(handed) if handed else EMPTY_IDS
 
     def guard(self, count: int) -> None:
@@ -227,6 +229,9 @@ class VllmDevicePool:
     def along(self, path: Ids) -> tuple[int, int, int]:
         return self._books.along(path)
 
+    def absent(self, path: Ids) -> Ids:
+        return self._books.absent(path)
+
     def state(self, blocks: Ids) -> NDArray[np.int8]:
         return self._books.state(blocks)
 
@@ -246,7 +251,7 @@ class VllmDevicePool:
     # -- steps -----------------------------------------------------------------------------------
 
     def wrote(self, blocks: Ids, step: int) -> None:
-        self._stamp.put(blocks, np.maximum(self._stamp.take(blocks), step))
+        self._stamp.raise_to(blocks, step)
 
     def stamps(self, blocks: Ids) -> Steps:
         return self._stamp.take(blocks)
@@ -368,7 +373,7 @@ class VllmDevicePool:
         ]
         found = blocks[elsewhere]
         # vLLM names a block before the step that fills it, at the latest the next one.
-        self._stamp[found] = np.maximum(self._stamp[found], self.load_stamp + 1)
+        self._stamp.raise_to(found, self.load_stamp + 1)
         lost = np.delete(blocks, elsewhere) if elsewhere else blocks
         self._books.leave(lost)
         self._twins.put(lost, False)

@@ -87,7 +87,7 @@ class Turns:
         if self._flights.lacks_any(entry.waits) or self._loads.worth(entry, now_s) > 0:
             return True
         ahead = entry.blocks[entry.covered : entry.loadable]
-        return entry.here > 0 and bool(self._store.loading(ahead).any())
+        return entry.here > 0 and bool(self._store.loads_of(ahead))
 
     def _loses(self, record: Record, entry: Waiting, now_s: float) -> bool:
         """Whether vLLM took a block of its prompt that is being saved: that is in host memory in a
