@@ -13,6 +13,11 @@ from forebay.core.arrays import Ids
 from forebay.errors import ProtocolError
 
 
+def ids_for(device_slots: int, host_slots: int) -> int:
+    """How many ids there are: one for every slot, and for one allocation before it evicts."""
+    return 2 * device_slots + host_slots
+
+
 class BlockIds:
     """The ids below `count`, all of them free."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forebay._native import FlagColumn, NumberColumn, count_true
 from forebay.core.arrays import EMPTY_IDS, Ids, Steps
-from forebay.core.block_ids import BlockIds
+from forebay.core.block_ids import BlockIds, ids_for
 from forebay.core.device import OwnDevicePool
 from forebay.core.device_pool import DevicePool, LeaseKind
 from forebay.core.directory import Directory, Match, Session
@@ -93,8 +93,8 @@ class Store:
 
     @property
     def max_blocks(self) -> int:
-        """Block ids are below this: one for every slot, and for one allocation before it evicts."""
-        return 2 * self.device_slots + self.host_slots
+        """Block ids are below this."""
+        return ids_for(self.device_slots, self.host_slots)
 
     def advance(self, completed_step: int) -> None:
         """Every step up to `completed_step` has ended; host memory may have been readied."""

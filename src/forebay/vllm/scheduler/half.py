@@ -23,6 +23,7 @@ from forebay.cache.loads import Loads
 from forebay.cache.parts import Parts
 from forebay.cache.saves import Saves
 from forebay.config import CacheSettings
+from forebay.core.block_ids import ids_for
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
 from forebay.vllm.adapter import BlockPool, Step, VllmRequest, left
@@ -55,8 +56,9 @@ class SchedulerHalf:
 
     `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
     watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the width of its block hashes.
-    `mode_file` is the off switch, `events` says whether anybody wants KV events. `clock` is that of
-    the worker.
+    `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
+    wants KV events. `hands` gives the worker where it is in this thread, `clock` is that of the
+    worker, in seconds.
     """
 
     def __init__(
@@ -80,9 +82,10 @@ class SchedulerHalf:
         self._clock = clock
         self._most_running = most_running
         step = -(-step_tokens // settings.block_tokens) + most_running
+        slots = settings.device_slots, settings.host_slots
         self._device = device = VllmDevicePool(
             pool,
-            2 * settings.device_slots + settings.host_slots,
+            ids_for(*slots),
             block_tokens=settings.block_tokens,
             kept_free=kept_free,
             frees_idle=frees_idle,
@@ -92,7 +95,6 @@ class SchedulerHalf:
         )
         # The worker says how many there are, with its first output: saves wait for that.
         self._host_slots = 0
-        slots = settings.device_slots, settings.host_slots
         self._store = store = Store(key_bytes, *slots, device, lambda: self._host_slots)
         self._mail = mail = Mailbox(settings.device_slots, hands)
         parts = Parts.over(settings, store, mail, last_too=True)
@@ -146,7 +148,7 @@ class SchedulerHalf:
             return 0
         entry = self._line.get(record.id)
         looked_up = self._lookups.asked(record)
-        if self._turns.goes_on(record, entry):
+        if self._turns.puts_off_again(record, entry):
             self._lookups.put_off(record)
             return None
         self._catch_up()
@@ -225,7 +227,7 @@ class SchedulerHalf:
         self.books.scheduled(number, step, now_s, loads_lack=lack, held=held)
         running = self._roster.running
         free_run_slots = max(0, self._most_running - len(running))
-        self._turns.take(free_run_slots, now_s)
+        self._turns.start_next(free_run_slots, now_s)
         self._ledger.expire(now_s, self._store.device.wanted, self.settings.slack_s)
         if len(self._line):
             left = (record.progress(self.rates) for record in running.values())

@@ -53,8 +53,8 @@ class Turns:
         lacks = self.lacks(entry, now_s) and not stuck
         return self._hints.waits(record.id, now_s, lacks=lacks)
 
-    def goes_on(self, record: Record, entry: Waiting | None) -> bool:
-        """Whether one that was put off waits for the same loads still: it is put off again."""
+    def puts_off_again(self, record: Record, entry: Waiting | None) -> bool:
+        """One that was put off waits for the same loads still. Returns whether it does."""
         if entry is None or record.hint is not None or record.turn is not Turn.WAITS:
             return False
         if not self._flights.lacks_any(entry.waits):
@@ -106,8 +106,10 @@ class Turns:
             self._turning.add(entry.request.id)
             self._start(entry, now_s, first=True)
 
-    def take(self, free_run_slots: int, now_s: float) -> None:
-        """The step is complete: start what the next of those lack that were put off in it."""
+    def start_next(self, free_run_slots: int, now_s: float) -> None:
+        """The step is complete: start what the next of those lack that were put off in it, as many
+        as there are `free_run_slots`.
+        """
         if not self._asked and not self._turning:
             return
         asked, self._asked = self._asked, {}
