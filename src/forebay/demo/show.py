@@ -58,7 +58,8 @@ def demonstrate(
 def _about_link(link_bytes_per_s: float, prefill: float, settings: DemoSettings) -> str:
     clients = (
         "Every user is an HTTP client that streams /v1/chat/completions from a server on this "
-        "machine, as `forebay serve` starts it; TTFT is what the client sees."
+        "machine, as `forebay serve` starts it; TTFT, the time to the first token, is what the "
+        "client sees."
     )
     if not link_bytes_per_s:
         return (
