@@ -48,9 +48,14 @@ def round_of(name: str, aborts: dict[int, int] | None = None, **before: bool) ->
     return {"requests": requests, **before}
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["V1 runner", "V2 runner"])
+@pytest.fixture(
+    scope="module",
+    params=[("0", "auto"), ("1", "auto"), ("1", "fp8")],
+    ids=["V1 runner", "V2 runner", "V2 runner, fp8"],
+)
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """What one engine served of all rounds."""
+    """What one engine served of all rounds, by its model runner and the numbers of its KV."""
+    runner, numbers = request.param
     folder = tmp_path_factory.mktemp("vllm")
     model = tiny_models.build("llama", head_dim=128, hidden_size=512, max_position_embeddings=4096)
     model.to(torch.bfloat16).save_pretrained(folder / "model")
@@ -68,10 +73,11 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         engine_options(
             folder / "model",
             kv_transfer_config=connector(host_bytes="256MiB", min_load_tokens=0),
+            kv_cache_dtype=numbers,
             **ENGINE,
         ),
         timeout_s=170,
-        environment={"VLLM_USE_V2_MODEL_RUNNER": request.param},
+        environment={"VLLM_USE_V2_MODEL_RUNNER": runner},
     )
 
 

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
@@ -28,7 +29,7 @@ from vllm_toy import BLOCK_TOKENS, ToyEngine
 
 from forebay.errors import SettingsError
 from forebay.vllm.connector import ForebayConnector
-from forebay.vllm.refusals import _PLAIN_KV, check_cache, check_start
+from forebay.vllm.refusals import _KV_DTYPES, check_cache, check_start
 
 ATTENTION = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
@@ -66,17 +67,24 @@ def test_what_vllm_is_asked_for_and_does_not_work_is_named(
         check_start(config_of(tiny_llama, **asked), "0.32.0")
 
 
-@pytest.mark.parametrize("dtype", sorted(set(get_args(CacheDType)) - set(_PLAIN_KV)))
-def test_every_quantized_kv_cache_that_vllm_knows_is_refused(tiny_llama: Path, dtype: str):
-    """Those with scales inside of each block, too."""
+@pytest.mark.parametrize("dtype", sorted(set(get_args(CacheDType)) - set(_KV_DTYPES)))
+def test_every_kv_cache_with_scales_in_it_is_refused(tiny_llama: Path, dtype: str):
     config = config_of(tiny_llama)
     config.cache_config.cache_dtype = dtype
     with pytest.raises(SettingsError, match=f"a KV cache of {dtype}"):
         check_start(config, "0.32.0")
 
 
-@pytest.mark.parametrize("dtype", [each for each in _PLAIN_KV if each in get_args(CacheDType)])
-def test_kv_caches_of_plain_numbers_are_not(tiny_llama: Path, dtype: str):
+def test_scales_that_the_first_prompt_sets_are_refused(tiny_llama: Path):
+    """An option of 0.26, which later versions do not have."""
+    config = config_of(tiny_llama)
+    object.__setattr__(config.cache_config, "calculate_kv_scales", True)
+    with pytest.raises(SettingsError, match="calculate_kv_scales"):
+        check_start(config, "0.26.0")
+
+
+@pytest.mark.parametrize("dtype", [each for each in _KV_DTYPES if each in get_args(CacheDType)])
+def test_kv_caches_without_are_not(tiny_llama: Path, dtype: str):
     config = config_of(tiny_llama)
     config.cache_config.cache_dtype = dtype
     check_start(config, "0.32.0")
@@ -102,6 +110,21 @@ STATES = MambaSpec(block_size=16, shapes=((2, 8),), dtypes=(torch.float32,))
 def test_layers_of_other_kinds_are_refused(cache: KVCacheConfig, said: str):
     check_cache(cache_of(FULL))
     with pytest.raises(SettingsError, match=said):
+        check_cache(cache)
+
+
+WHOLE = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
+
+
+@pytest.mark.parametrize("mode", KVQuantMode)
+def test_layers_that_a_checkpoint_quantizes_may_have_their_scales_with_the_weights(
+    mode: KVQuantMode,
+):
+    cache = cache_of(FullAttentionSpec(**ATTENTION, kv_quant_mode=mode))
+    if mode in WHOLE:
+        check_cache(cache)
+        return
+    with pytest.raises(SettingsError, match="scales inside"):
         check_cache(cache)
 
 

@@ -30,6 +30,17 @@ def offsets(pool: Pool) -> list[tuple[int, int]]:
     return [fragment[1:] for fragment in pool.fragments]
 
 
+def test_numbers_of_one_byte():
+    """A KV cache of fp8: vLLM's tensors are of bytes, and all layers of a block one run of them."""
+    shape = KVShape(TOKENS, LAYERS * PAGE // 2, BLOCKS)
+    whole = torch.zeros((BLOCKS, LAYERS, TOKENS, HEADS, 2 * SIZE), dtype=torch.uint8)
+    caches = {f"layer {each}": whole[:, each] for each in range(LAYERS)}
+    (part,) = parts_of(shape, caches)
+    assert device_pool(shape, [part]).fragments == ((0, LAYERS * PAGE // 2, LAYERS * PAGE // 2),)
+    caches = {name: tensor.clone() for name, tensor in caches.items()}
+    assert offsets(device_pool(shape, parts_of(shape, caches))) == [(PAGE // 2, PAGE // 2)] * LAYERS
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_one_page_for_each_layer(heads_first: bool):
     """vLLM 0.26 on a GPU: logically [blocks, heads, tokens, K and V], whatever lies in memory."""

@@ -220,6 +220,7 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         result["hints"] = {each.value: count for each, count in half._hints.outcomes.items()}
         result["sources"] = {source.value: count for source, count in stats.sources.items()}
         result["prefetched"] = stats.prefetch_bytes
+        result["block_bytes"] = core.scheduler.connector._shape.block_bytes
         result["tensors"] = llm.collective_rpc(tensors)
     return result
 

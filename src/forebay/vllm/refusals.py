@@ -17,7 +17,13 @@ _logger = logging.getLogger("forebay.vllm")
 HASH_BYTES = {"sha256": 32, "sha256_cbor": 32, "xxhash": 16, "xxhash_cbor": 16}
 """Width of a block's hash, by the name of vLLM's algorithm."""
 
-_PLAIN_KV = ("auto", "float32", "float16", "half", "bfloat16")
+_KV_DTYPES = (
+    *("auto", "float32", "float16", "half", "bfloat16"),
+    # Their scales lie with the weights; those of other quantized ones lie in the cache.
+    *("fp8", "fp8_e4m3", "fp8_e5m2"),
+)
+_WHOLE_BLOCKS = ("NONE", "FP8_PER_TENSOR")
+"""vLLM's names of how KV is quantized, where a block in memory is all of it."""
 
 
 def check_start(config: Any, version: str) -> None:
@@ -44,7 +50,11 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (role not in (None, "kv_both"), f"the kv_role {role} (it saves and loads: kv_both)"),
         (not cache.enable_prefix_caching, "prefix caching off, by which vLLM finds what is loaded"),
         (cache.prefix_caching_hash_algo not in HASH_BYTES, "this prefix_caching_hash_algo"),
-        (cache.cache_dtype not in _PLAIN_KV, f"a KV cache of {cache.cache_dtype} (scales inside)"),
+        (cache.cache_dtype not in _KV_DTYPES, f"a KV cache of {cache.cache_dtype} (scales inside)"),
+        (
+            bool(getattr(cache, "calculate_kv_scales", False)),
+            "calculate_kv_scales (scales of the first prompt)",
+        ),
         (config.speculative_config is not None, "speculative decoding (draft layers' KV)"),
         (config.lora_config is not None, "LoRA"),
         (model.is_multimodal_model, "multimodal models"),
@@ -82,13 +92,17 @@ def _cached(kv_cache_config: Any) -> list[tuple[bool, str]]:
     spec = groups[GROUP].kv_cache_spec
     kind = type(spec).__name__
     window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    quantized = getattr(spec, "kv_quant_mode", None)
     return [
         (len(groups) != 1, f"{len(groups)} KV-cache groups (sliding windows, states)"),
         (kind != "FullAttentionSpec", f"KV caches of the kind {kind}"),
         (bool(window), "attention over a window"),
         (bool(getattr(spec, "non_causal", False)), "attention that is not causal"),
         # A checkpoint may ask for it where cache_dtype is "auto".
-        (bool(getattr(spec, "kv_quant_mode", 0)), "a quantized KV cache (scales inside)"),
+        (
+            quantized is not None and quantized.name not in _WHOLE_BLOCKS,
+            "a quantized KV cache (scales inside)",
+        ),
         (
             bool(getattr(kv_cache_config, "needs_kv_cache_zeroing", False)),
             "KV caches that vLLM zeroes",

@@ -1,0 +1,53 @@
+"""Kinds of KV beside that of a plain decoder in vLLM's own engine on a CPU: greedy tokens over KV
+from host memory are those that it gives without a connector.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+from vllm_programs import asked, connector, engine_options, served
+
+BLOCK_TOKENS = 32
+LENGTHS = (33, 100, 200, 320, 260)
+# One running at a time: the others queue, and their KV is prefetched.
+ENGINE = {"max_num_seqs": 1, "num_gpu_blocks_override": 64}
+
+
+def prompts() -> list[dict[str, Any]]:
+    dice = random.Random(6)
+    return [
+        asked(f"{place}", [dice.randrange(3, 320) for _ in range(length)], 24)
+        for place, length in enumerate(LENGTHS)
+    ]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_quantized_kv_gives_the_same_tokens_from_host_memory(
+    tiny_llama: Path, tmp_path: Path, dtype: str
+):
+    wanted = prompts()
+    quantized = engine_options(tiny_llama, kv_cache_dtype=dtype, **ENGINE)
+    alone = served(tmp_path, [{"requests": wanted}], quantized)
+    rounds = [
+        {"requests": wanted},
+        {"requests": wanted, "reset": True},
+        {"requests": wanted, "reset": True, "swap": True},
+    ]
+    ours = served(tmp_path, rounds, {**quantized, "kv_transfer_config": connector()})
+    computed, in_host, swapped = ours["rounds"]
+    assert computed == in_host == alone["rounds"][0]
+    wrong = [name for name in computed if swapped[name] != computed[name]]
+    assert len(wrong) > 1, "blocks that lie in each other's places were not noticed"
+    assert ours["sources"]["host"] >= 2 * sum((length - 1) // BLOCK_TOKENS for length in LENGTHS)
+    assert ours["prefetched"]["used"] > 0
+    # Of a byte each: keys and values of 3 layers with 2 heads of 32 numbers.
+    assert ours["block_bytes"] == BLOCK_TOKENS * 2 * 3 * 2 * 32
+    assert ours["free"] == ours["blocks"] - 1
