@@ -31,6 +31,19 @@ def test_a_transfer_ends_when_it_has_ended_everywhere():
     assert [(each.id, each.outcome, each.finished_s) for each in late] == [(7, Outcome.DONE, 9.0)]
 
 
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
+def test_each_worker_has_a_clock_of_its_own(ranks: tuple[int, int]):
+    """On several machines they differ by days: a transfer took as long as it did at the slowest."""
+    times = {0: (5.0, 6.0), 1: (9e5, 9e5 + 3.0)}
+    each = ((rank, *times[rank]) for rank in ranks)
+    told = [
+        (rank, news(ended(1, started_s=started_s, finished_s=finished_s)))
+        for rank, started_s, finished_s in each
+    ]
+    (end,) = Agreement(2).hear(told).report.completions
+    assert (end.started_s, end.finished_s) == (5.0, 8.0)
+
+
 def test_a_transfer_is_issued_when_the_last_one_has_issued_it():
     agreement = Agreement(2)
     assert agreement.hear([(0, news(issued=(1, 2))), (1, news(issued=(2,)))]).report.issued == (2,)

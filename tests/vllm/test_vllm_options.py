@@ -12,6 +12,7 @@ import pytest
 
 from forebay.core.modes import Mode
 from forebay.errors import SettingsError
+from forebay.vllm import plugin
 from forebay.vllm.adapter import read_shape, version_of
 from forebay.vllm.options import Options
 from forebay.vllm.refusals import check_cache, check_start
@@ -97,6 +98,18 @@ def test_every_option_is_documented_with_its_default():
         each.name: "" if each.default is MISSING else str(each.default) for each in fields(Options)
     }
     assert {name: default.strip() for name, default in rows} == there
+
+
+@pytest.mark.parametrize("factory", [None, object()])
+def test_a_vllm_that_knows_no_such_plug_in_starts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, factory: object
+):
+    """It calls all that are installed, used or not."""
+    there = SimpleNamespace() if factory is None else SimpleNamespace(KVConnectorFactory=factory)
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin.importlib, "import_module", lambda name: there)
+        plugin.register()
+    assert "kv_connector_module_path" in caplog.text
 
 
 def config(**changes: Any) -> Any:

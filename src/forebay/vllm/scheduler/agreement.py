@@ -82,6 +82,9 @@ def _together(at: dict[int, Completion]) -> Completion:
     done = min(each.blocks_done for each in all_)
     torn = [each.torn for each in all_ if each.torn]
     outcome = Outcome(max(each.outcome for each in all_))
+    # On several machines clocks are not the same: times are by that of the first rank.
+    started_s = at[min(at)].started_s
+    took_s = max(each.finished_s - each.started_s for each in all_)
     errors = [f"rank {rank}: {each.error}" for rank, each in sorted(at.items()) if each.error]
     return replace(
         all_[0],
@@ -90,7 +93,7 @@ def _together(at: dict[int, Completion]) -> Completion:
         blocks_touched=max([done, *(each.stop for each in torn)]),
         torn_from=min((each.start for each in torn), default=done),
         bytes=min(each.bytes for each in all_),
-        started_s=min(each.started_s for each in all_),
-        finished_s=max(each.finished_s for each in all_),
+        started_s=started_s,
+        finished_s=started_s + took_s,
         error="; ".join(errors) if outcome is Outcome.FAILED else "",
     )
