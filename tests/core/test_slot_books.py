@@ -1,5 +1,5 @@
 """The books over a pool of somebody else's against plain dictionaries, and the queue of free blocks
-against a list. Needs no vLLM.
+against a list.
 """
 
 from __future__ import annotations
