@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 
 from arms import ARMS
-from estimates import parse, table
+from estimates import ROUND_S, parse, table
 from sizes import FULL, REHEARSAL
 
+from forebay.errors import SettingsError
 from forebay.measure import report
 
 
@@ -25,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="inside_vllm",
         description=__doc__,
-        epilog="arms: " + ", ".join(ARMS),
+        epilog=f"arms: {', '.join(ARMS)}\nworkloads: {', '.join(ROUND_S)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -43,7 +44,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "figures":
         return _figures(options)
-    sizes, groups = REHEARSAL if options.rehearse else FULL, parse(options.groups)
+    sizes = REHEARSAL if options.rehearse else FULL
+    try:
+        groups = parse(options.groups)
+    except SettingsError as error:
+        parser.error(str(error))
     if options.command == "plan":
         print(table(groups, sizes, options.seconds))
         return 0

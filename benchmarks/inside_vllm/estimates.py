@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from arms import ARMS, Arm
 from sizes import Sizes
 
+from forebay.errors import SettingsError
+
 WARM_UP = "warm_up"
 PREPARE_S = 50.0
 """The link is measured and vLLM imported; and what the first engine of a batch compiles is found by
@@ -17,7 +19,7 @@ END_S = 5.0
 """An engine ends."""
 
 # Seconds of the first round, and of each further one.
-_ROUND_S: dict[str, tuple[float, float]] = {
+ROUND_S: dict[str, tuple[float, float]] = {
     WARM_UP: (3.0, 3.0),
     "solo": (6.0, 6.0),
     "backlog_64": (17.0, 17.0),
@@ -45,13 +47,19 @@ class Planned:
 
     @classmethod
     def parse(cls, text: str) -> Planned:
-        """From "forebay:solo=4,backlog_64,no_hits=5". Raises KeyError for what is not known."""
+        """From "forebay:solo=4,backlog_64,no_hits=5". Raises SettingsError for others."""
         name, _, told = text.partition(":")
         rounds: dict[str, int] = {}
         for each in told.split(",") if told else []:
             workload, _, count = each.partition("=")
-            _ROUND_S[workload]
+            if workload not in ROUND_S or not (count or "1").isdecimal():
+                raise SettingsError(
+                    f"{each!r} of {text!r} is no workload with its rounds, like solo=4; workloads "
+                    f"are {', '.join(ROUND_S)}"
+                )
             rounds[workload] = int(count or 1)
+        if name not in ARMS:
+            raise SettingsError(f"{name!r} is no arm; arms are {', '.join(ARMS)}")
         return cls(ARMS[name], rounds)
 
 
@@ -78,7 +86,7 @@ def round_s(sizes: Sizes, arm: Arm, workload: str, number: int) -> float:
         return 0.0
     if arm.connector is None and workload in _WITHOUT_TIER and arm.pool != "all_resident_blocks":
         return _WITHOUT_TIER[workload]
-    return _ROUND_S[workload][min(number, 1)]
+    return ROUND_S[workload][min(number, 1)]
 
 
 def turns(group: Group) -> Iterator[tuple[Planned, str, int]]:

@@ -204,8 +204,13 @@ def test_rounds_alternate_and_what_does_not_fit_is_told(module_of: Any):
     assert not [line for line in plan if "FIT" in line]
     short = estimates.table(groups, sizes.FULL, float(total.split()[0]) - 1).splitlines()
     assert [line for line in short if "FIT" in line] == [short[-2]]
-    with pytest.raises(KeyError):
-        estimates.parse(["none:nothing"])
+    for wrong, known in (
+        ("none:nothing", "no_hits"),
+        ("nobody:solo", "forebay"),
+        ("none:solo=x", "solo"),
+    ):
+        with pytest.raises(SettingsError, match=known):
+            estimates.parse([wrong])
 
 
 def test_divergence_is_zero_only_between_equals(module_of: Any):
