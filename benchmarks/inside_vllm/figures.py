@@ -318,20 +318,23 @@ def _loaded(start: Start, arm: str) -> list[float]:
 def _convoy(start: Start, ours: str) -> list[Figure]:
     spreads: dict[str, list[float]] = {}
     medians: dict[str, list[float]] = {}
+    lasts: dict[str, list[float]] = {}
     for arm in [ours, *(arm + "_small" for arm in NATIVE)]:
         for raw in start.raw(arm, "convoy"):
             middle = statistics.median(sample["ttft_ms"] for sample in raw["requests"])
             spread = (max(raw["first_s"]) - min(raw["first_s"])) * 1e3
             spreads.setdefault(arm, []).append(spread / middle)
             medians.setdefault(arm, []).append(middle)
+            lasts.setdefault(arm, []).append(max(raw["first_s"]) * 1e3)
     if ours not in spreads:
         return []
-    told = {"spread_over_median": spreads, "median_ttft_ms": medians}
+    told = {"spread_over_median": spreads, "median_ttft_ms": medians, "last_ttft_ms": lasts}
     made = [_median("convoy", spreads[ours], told)]
-    natives = [statistics.median(values) for arm, values in medians.items() if arm != ours]
-    if natives:
-        value = statistics.median(medians[ours]) / min(natives)
-        made.append(Figure("convoy_vs_native", value, "ratio", (), told))
+    for id, times in (("convoy_vs_native", medians), ("convoy_last_vs_native", lasts)):
+        natives = [statistics.median(values) for arm, values in times.items() if arm != ours]
+        if natives:
+            value = statistics.median(times[ours]) / min(natives)
+            made.append(Figure(id, value, "ratio", (), told))
     return made
 
 

@@ -19,7 +19,6 @@ class Column {
 
   std::int32_t size() const { return count_; }
   Value of(std::int64_t id) const { return values_[checked_block(id, count_)]; }
-  const std::vector<Value>& all() const { return values_; }
 
   // The value of each, to `out`.
   void read(BlockIds ids, Value* out) const {
