@@ -84,7 +84,7 @@ def test_a_path_longer_than_the_room_for_leases_is_leased_from_its_root():
 
 def test_what_has_expired_gets_nothing():
     made = plan(wanted(1, here=1, expires_s=100.0), wanted(2, here=1, expires_s=100.1))
-    assert made.expired == [1]
+    assert not made.refused
     assert [bring.request for bring in made.bring] == [2]
 
 

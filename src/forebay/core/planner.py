@@ -75,7 +75,6 @@ class Plan:
 
     bring: list[Bring] = field(default_factory=list["Bring"])
     refused: list[int] = field(default_factory=list[int])
-    expired: list[int] = field(default_factory=list[int])
 
 
 class Running(NamedTuple):
@@ -125,10 +124,7 @@ def make_plan(view: View, rates: Rates) -> Plan:
     protected_room = view.obtainable_protected - view.reserve
     lease_room, copy_room = view.lease_room, view.copy_room
     for wanted, by_s in zip(view.wanted, due_s, strict=True):
-        if wanted.expires_s <= view.now_s:
-            plan.expired.append(wanted.request)
-            continue
-        if not wanted.here and not wanted.to_load:
+        if wanted.expires_s <= view.now_s or not (wanted.here or wanted.to_load):
             continue
         # What others lease already takes no more of the pool.
         idle = wanted.here - wanted.kept

@@ -74,9 +74,11 @@ class Ticket:
 
     request: Request
     generation: int
+    """Tells it from other tickets of the same request."""
     cached_tokens: int
     sources: dict[Source, int]
     misses: dict[MissReason, int]
+    """Whole blocks of its prompt, by where they came from, and by why they are computed."""
     waits: set[int]
     prefetched_blocks: int = 0
     """Blocks that it read and that look-ahead had brought."""
@@ -95,8 +97,11 @@ class Ticket:
     bands_waited: int = 0
     """Leading bands that its stream waits for."""
     launched_tokens: int = 0
+    """Tokens that were cached, or that launched steps compute."""
     published: int = 0
+    """Its blocks, from the first, that are published."""
     session: Session | None = None
+    """Where the match of its path ended."""
     parent: int = -1
     """The canonical block under which its next block is published; -1 at the root."""
     _blocks: Ids = field(default_factory=lambda: EMPTY_IDS)
@@ -134,15 +139,20 @@ class Ticket:
 
 @dataclass(slots=True)
 class Waiting:
-    """A waiting request: what it matched, and how much of that is leased and on its way."""
+    """A waiting request: what it matched, and how much of that is leased and on its way. Counts are
+    blocks, times are the caller's clock, in seconds.
+    """
 
     request: Request
     usable: int
     """Blocks that may count as cached."""
     blocks: Ids = field(default_factory=lambda: EMPTY_IDS)
+    """Its match, root first."""
     session: Session | None = None
     covered: int = 0
+    """Those of its match, from the first, that are under its prefetch lease."""
     waits: set[int] = field(default_factory=set[int])
+    """Transfers, some of them ended, that fill what it covers."""
     origins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """For each covered block, whether it came from the host tier."""
     loaded: int = 0
@@ -155,17 +165,24 @@ class Waiting:
     brought: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Serials of blocks that a load of its own, which lost others, has brought to the device."""
     turn_s: float | None = None
+    """When its turn came: from then on look-ahead leaves it alone."""
     demanded_s: float | None = None
+    """Since when it waits for nothing but loads."""
     refused: bool = False
+    """Look-ahead found no room for it, and nothing counts that yet."""
     here: int = 0
+    """Behind what it covers: those that have a device slot, filled or being filled."""
     kept: int = 0
     """Those of `here` that others leased when they were counted."""
     to_load: int = 0
+    """Behind what it covers: those that only host memory has."""
     behind: int = 0
     """Those of `here` that mean nothing without what is to be loaded before them."""
     lost_epoch: int = -1
     moved_epoch: int = -1
+    """The store's, when it last matched and when its counts were last taken."""
     extended: bool = True
+    """Something was published right behind its match, or it never matched."""
     order: tuple[bool, int, float, int] = field(init=False)
     """The queue is sorted by this: hints behind all that wait."""
 
