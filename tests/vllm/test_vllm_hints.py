@@ -19,6 +19,7 @@ from vllm_toy import (
 )
 
 from forebay.core.ledger import Source
+from forebay.core.modes import Mode
 from forebay.vllm.scheduler.hints import HintOutcome
 
 FAR = 1000.0
@@ -346,6 +347,25 @@ def test_a_reset_of_the_connector_ends_hints(toy: MakeEngine):
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)
     assert outcomes(engine) == {"dropped": 1}
     engine.ask(prompt_of(1, 200), 4)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+def test_hints_end_with_look_ahead(toy: MakeEngine):
+    """Else their clients would wait for what nobody brings, beside others until they expire."""
+    engine = toy(blocks=60, prefetch_share=0.0)
+    saved_and_gone(engine, 1)
+    engine.ask(prompt_of(2, 20), 200)
+    word = hint(engine, prompt_of(1, 200), eta_s=FAR)
+    for _ in range(20):
+        engine.step()
+    assert not word.ended
+    engine.half._mode_file._mode = Mode.ASYNCHRONOUS
+    for _ in range(20):
+        engine.step()
+    assert word.ended
+    assert outcomes(engine) == {"dropped": 1}
     engine.run()
     assert not wrong_answers(engine)
     assert_nothing_left(engine)

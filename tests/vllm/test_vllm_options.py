@@ -117,6 +117,7 @@ def config(**changes: Any) -> Any:
     settings: dict[str, Any] = {
         "model_config.is_multimodal_model": False,
         "model_config.is_encoder_decoder": False,
+        "model_config.is_diffusion": False,
         "model_config.runner_type": "generate",
         "model_config.is_moe": False,
         "model_config.enable_prompt_embeds": False,
@@ -151,6 +152,7 @@ def config(**changes: Any) -> Any:
     [
         ("model_config.is_multimodal_model", True, "multimodal"),
         ("model_config.is_encoder_decoder", True, "encoder-decoder"),
+        ("model_config.is_diffusion", True, "diffusion"),
         ("model_config.runner_type", "pooling", "pooling"),
         ("model_config.enable_prompt_embeds", True, "prompt embeddings"),
         ("model_config.enable_sleep_mode", True, "sleep mode"),

@@ -59,6 +59,7 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (config.lora_config is not None, "LoRA"),
         (model.is_multimodal_model, "multimodal models"),
         (model.is_encoder_decoder, "encoder-decoder models"),
+        (model.is_diffusion, "diffusion models (they write tokens more than once)"),
         (model.runner_type != "generate", f"the runner {model.runner_type!r}"),
         (model.enable_prompt_embeds, "prompt embeddings"),
         (model.enable_sleep_mode, "sleep mode (KV memory is given back and mapped anew)"),

@@ -318,6 +318,8 @@ class SchedulerHalf:
     def _look_at_mode(self, now_s: float) -> None:
         """The operator's switch: before a request's loads begin, and at every step."""
         self._switch.change(self._mode_file.look(now_s), self.settings.host_slots)
+        if len(self._hints) and not self._switch.policy.look_ahead:
+            self._hints.drop_all()  # nobody would bring what they wait for
 
     @property
     def _idle(self) -> bool:

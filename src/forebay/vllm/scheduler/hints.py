@@ -37,7 +37,7 @@ class HintOutcome(StrEnum):
     EXPIRED = "expired"  # and it did not
     RENEWED = "renewed"  # a later hint of the same session took its place
     WITHDRAWN = "withdrawn"  # its client left before it was answered
-    DROPPED = "dropped"  # the cache was told to forget what it had
+    DROPPED = "dropped"  # the cache was told to forget what it had, or to look ahead no more
     REFUSED = "refused"  # it was over a bound, or in a mode without look-ahead
 
 
@@ -171,7 +171,7 @@ class Hints:
                 self._close(found, HintOutcome.EXPIRED)
 
     def drop_all(self) -> None:
-        """What was cached counts no more, and so do hints of it."""
+        """What was cached counts no more, or nothing is brought: so hints end."""
         for found in list(self._open.values()):
             self._close(found, HintOutcome.DROPPED)
 
