@@ -166,11 +166,11 @@ class Rig:
 
     def _poison(self, chunks: Sequence[Chunk]) -> None:
         store, pool = self.cache._store, self.engine.pool
-        tier = store.device.tier
-        states = tier.state(np.arange(tier.count, dtype=np.int32))
-        pool.fill_poison(np.flatnonzero(states == SlotState.FREE))
-        states = store.host.tier.state(np.arange(len(self.host), dtype=np.int32))
-        self.host[torch.from_numpy(states == SlotState.FREE)] = float("nan")
+        tiers = (store.device.tier, store.host.tier)
+        states = [tier.state(np.arange(tier.count, dtype=np.int32)) for tier in tiers]
+        free = [np.flatnonzero(each == SlotState.FREE) for each in states]
+        pool.fill_poison(free[0])
+        self.host[torch.from_numpy(free[1])] = float("nan")
         for chunk in chunks:
             first, place = divmod(chunk.start, pool.block_tokens)
             for view in (*pool.keys, *pool.values):
