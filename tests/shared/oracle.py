@@ -168,9 +168,9 @@ class Rig:
         store, pool = self.cache._store, self.engine.pool
         tiers = (store.device.tier, store.host.tier)
         states = [tier.state(np.arange(tier.count, dtype=np.int32)) for tier in tiers]
-        free = [np.flatnonzero(each == SlotState.FREE) for each in states]
-        pool.fill_poison(free[0])
-        self.host[torch.from_numpy(free[1])] = float("nan")
+        device, host = (np.flatnonzero(each == SlotState.FREE) for each in states)
+        pool.fill_poison(device)
+        self.host[torch.from_numpy(host)] = float("nan")
         for chunk in chunks:
             first, place = divmod(chunk.start, pool.block_tokens)
             for view in (*pool.keys, *pool.values):
