@@ -24,6 +24,7 @@ TESTS = (
     "idle_lives",
     "hangs",
     "hints",
+    "loras",
     "seen",
     "pitfalls",
     "refused",

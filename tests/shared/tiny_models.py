@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -53,3 +56,20 @@ def build(family: str, **overrides: Any) -> transformers.PreTrainedModel:
     torch.manual_seed(7)
     config = transformers.AutoConfig.for_model(family, **settings)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def save_lora(model: transformers.PreTrainedModel, folder: Path, seed: int) -> None:
+    """A LoRA over the keys and values of `model`, as PEFT saves one."""
+    rank, layers = 8, ("k_proj", "v_proj")
+    dice = torch.Generator().manual_seed(seed)
+    weights: dict[str, torch.Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.endswith(layers):
+            down = torch.randn(rank, layer.in_features, generator=dice)
+            up = torch.randn(layer.out_features, rank, generator=dice)
+            weights[f"base_model.model.{name}.lora_A.weight"] = 0.1 * down
+            weights[f"base_model.model.{name}.lora_B.weight"] = 0.3 * up
+    folder.mkdir()
+    safetensors.torch.save_file(weights, folder / "adapter_model.safetensors")
+    told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers}
+    (folder / "adapter_config.json").write_text(json.dumps({**told, "bias": "none"}))

@@ -49,12 +49,14 @@ def asked(
     *,
     after: int = 0,
     hint: bool = False,
+    lora: tuple[str, int, str] | None = None,
 ) -> dict[str, Any]:
     """A request of a round of `served`: asked `after` so many steps of the round, aborted after so
-    many, if at all; as a hint that its session comes at once, if it is one.
+    many, if at all; as a hint that its session comes at once, if it is one; for the LoRA of that
+    name, number and folder.
     """
     request = {"name": name, "prompt": prompt, "answer": answer, "abort": abort}
-    return {**request, "after": after, "hint": hint}
+    return {**request, "after": after, "hint": hint, "lora": lora}
 
 
 def served(

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
+import tiny_models
 from vllm_programs import asked, connector, engine_options, served
 
 BLOCK_TOKENS = 32
@@ -50,4 +51,40 @@ def test_quantized_kv_gives_the_same_tokens_from_host_memory(
     assert ours["prefetched"]["used"] > 0
     # Of a byte each: keys and values of 3 layers with 2 heads of 32 numbers.
     assert ours["block_bytes"] == BLOCK_TOKENS * 2 * 3 * 2 * 32
+    assert ours["free"] == ours["blocks"] - 1
+
+
+@pytest.mark.timeout(600)
+def test_a_lora_finds_its_own_kv_and_nobody_elses(tiny_llama: Path, tmp_path: Path):
+    """One prompt for two of them and for none, in turns."""
+    model = tiny_models.build("llama", head_dim=32)
+    loras: list[tuple[str, int, str] | None] = [None]
+    for number, name in enumerate(("a", "b"), start=1):
+        tiny_models.save_lora(model, tmp_path / name, seed=number)
+        loras.append((name, number, str(tmp_path / name)))
+    wanted = [
+        asked(f"{name}-{place}", each["prompt"], 24, lora=lora)
+        for place, each in enumerate(prompts())
+        for name, lora in zip(("none", "a", "b"), loras, strict=True)
+    ]
+    engine = engine_options(tiny_llama, enable_lora=True, max_lora_rank=8, max_loras=2, **ENGINE)
+    alone = served(tmp_path, [{"requests": wanted}], engine)["rounds"][0]
+    rounds = [
+        {"requests": wanted},
+        {"requests": wanted, "reset": True},
+        {"requests": wanted, "reset": True, "swap": True},
+    ]
+    # Blocks of all of them are more than the pool has.
+    ours = served(tmp_path, rounds, {**engine, "kv_transfer_config": connector()})
+    computed, in_host, swapped = ours["rounds"]
+    assert computed == in_host == alone
+    for place in range(len(LENGTHS)):
+        said = [alone[f"{name}-{place}"] for name in ("none", "a", "b")]
+        assert said[0] != said[1] != said[2] != said[0], "LoRAs that say the same show nothing"
+    wrong = [name for name in alone if swapped[name] != alone[name]]
+    assert len(wrong) > len(alone) // 2, "blocks that lie in each other's places were not noticed"
+    assert ours["sources"]["host"] >= 2 * 3 * sum(
+        (length - 1) // BLOCK_TOKENS for length in LENGTHS
+    )
+    assert ours["prefetched"]["used"] > 0
     assert ours["free"] == ours["blocks"] - 1

@@ -54,7 +54,6 @@ def test_a_wrong_option_is_told_before_the_model_is_loaded_where_graphs_are_used
     ("asked", "said"),
     [
         ({"speculative_config": NGRAMS}, "speculative decoding"),
-        ({"enable_lora": True}, "LoRA"),
         ({"enable_prompt_embeds": True}, "prompt embeddings"),
         ({"enable_prefix_caching": False}, "prefix caching off"),
     ],

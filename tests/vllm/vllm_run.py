@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from forebay.transfer.messages import Completion, Direction, Outcome, Transfer
@@ -73,7 +74,9 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
         while coming and coming[0]["after"] <= step:
             asked = coming.pop(0)
             params = greedy(asked["answer"], hint=asked["hint"])
-            engine.add_request(asked["name"], {"prompt_token_ids": asked["prompt"]}, params)
+            prompt = {"prompt_token_ids": asked["prompt"]}
+            lora = LoRARequest(*asked["lora"]) if asked["lora"] else None
+            engine.add_request(asked["name"], prompt, params, lora_request=lora)
         if engine.has_unfinished_requests():
             for output in engine.step():
                 answers[output.request_id] = list(output.outputs[0].token_ids)

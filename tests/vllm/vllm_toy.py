@@ -48,10 +48,12 @@ LANES = (0, 1)
 _MODULUS = (1 << 31) - 1
 
 
-def answers(prompt: list[int], count: int) -> list[int]:
-    """What the model says to `prompt`, computed without any cache."""
+def answers(prompt: list[int], count: int, first: int = 1) -> list[int]:
+    """What the model says to `prompt`, computed without any cache. It begins in the state `first`,
+    which is another one for each LoRA.
+    """
     tokens = list(prompt)
-    state, total = 1, 0
+    state, total = first, 0
     for token in tokens:
         state = _mix(state, token)
         total += state
@@ -85,6 +87,12 @@ class Asked:
     ended: str = ""
     told: dict[str, Any] | None = None
     """The `kv_transfer_params` of the answer."""
+
+    @property
+    def first(self) -> int:
+        """The state in which the model begins."""
+        lora = self.request.lora_request
+        return 1 if lora is None else 1 + lora.lora_int_id
 
 
 class ToyEngine(RealScheduler):
@@ -283,7 +291,7 @@ class ToyEngine(RealScheduler):
         slots = np.array(asked.table)[places // BLOCK_TOKENS]
         offsets = places % BLOCK_TOKENS
         at = (places % len(self.workers), slots, offsets)
-        state = int(self._content[at][start - 1]) if start else 1
+        state = int(self._content[at][start - 1]) if start else asked.first
         for place in range(start, start + count):
             state = _mix(state, asked.tokens[place])
             self._content[:, slots[place], offsets[place]] = state
@@ -340,7 +348,7 @@ def wrong_answers(engine: ToyEngine) -> list[str]:
     return [
         name
         for name, asked in engine.asked.items()
-        if asked.given != answers(asked.prompt, asked.most)[: len(asked.given)]
+        if asked.given != answers(asked.prompt, asked.most, asked.first)[: len(asked.given)]
         or (asked.ended == "finished" and len(asked.given) != asked.most)
     ]
 

@@ -92,6 +92,7 @@ class VllmRequest(Protocol):
     block_hashes: list[bytes]
     all_token_ids: Sequence[int]
     kv_transfer_params: object
+    lora_request: Any
     status: Any
     skip_reading_prefix_cache: bool
 

@@ -56,7 +56,6 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
             "calculate_kv_scales (scales of the first prompt)",
         ),
         (config.speculative_config is not None, "speculative decoding (draft layers' KV)"),
-        (config.lora_config is not None, "LoRA"),
         (model.is_multimodal_model, "multimodal models"),
         (model.is_encoder_decoder, "encoder-decoder models"),
         (model.is_diffusion, "diffusion models (they write tokens more than once)"),

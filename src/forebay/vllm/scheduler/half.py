@@ -36,11 +36,12 @@ from forebay.vllm.scheduler.hints import NO_HINTS, HintBounds, Hints
 from forebay.vllm.scheduler.last_block import LastBlocks
 from forebay.vllm.scheduler.lately import Lately
 from forebay.vllm.scheduler.lookups import Lookups
+from forebay.vllm.scheduler.loras import Loras, lora_of
 from forebay.vllm.scheduler.mailbox import Hands, Mailbox
 from forebay.vllm.scheduler.naming import Naming
 from forebay.vllm.scheduler.near import NearLoads
 from forebay.vllm.scheduler.pool import VllmDevicePool
-from forebay.vllm.scheduler.records import Record
+from forebay.vllm.scheduler.records import Record, Turn
 from forebay.vllm.scheduler.roster import Roster
 from forebay.vllm.scheduler.turns import Turns
 from forebay.vllm.seen.events import HostEvents
@@ -120,6 +121,7 @@ class SchedulerHalf:
         self._naming = Naming(parts, pool, device, saves, self.events)
         self._last_blocks = LastBlocks(parts, pool, device)
         self._lookups = Lookups()
+        self._loras = Loras()
         self._turns = turns = Turns(parts, device, loads, hints)
         account = self.books.account
         self._copies = Copies(parts, device, mail, loads, saves, account, roster.by_id)
@@ -132,6 +134,8 @@ class SchedulerHalf:
         now_s = self._clock()
         self._look_at_mode(now_s)
         record = self._roster.arrived(request, now_s)
+        if self._loras.replaced(request):
+            self._keep_out(request.lora_request.lora_name)
         self.books.asked(record)
         self._hints.take_up(record, now_s, looks_ahead=self._switch.policy.look_ahead)
         self._roster.wait(record)
@@ -277,6 +281,7 @@ class SchedulerHalf:
         self._turns.clear()
         self._hints.drop_all()
         self._lately.drop_all()
+        self._loras.forget()
         waiting = [self._roster.by_id[entry.request.id] for entry in self._line]
         for entry in list(self._line):
             self._loads.leave(entry)
@@ -300,6 +305,21 @@ class SchedulerHalf:
             self._lookups.look_again(lambda record: self._turns.ready(record, now_s))
 
     # -- inside: the queue -----------------------------------------------------------------------
+
+    def _keep_out(self, name: str) -> None:
+        """Nothing is loaded or saved for the LoRA of this name any more."""
+        for record in list(self._roster.by_id.values()):
+            lora = lora_of(record.request)
+            if lora is None or lora[1] != name or record.wishes.keeps_out:
+                continue
+            record.wishes = record.wishes.kept_out()
+            self._hints.drop(record)
+            entry = self._line.get(record.id)
+            if entry is not None:
+                self._turns.over(record)
+                self._loads.leave(entry)
+                self._roster.wait(record)
+                record.turn = Turn.NOT_ASKED
 
     def _begin_at_once(self, record: Record) -> None:
         """On an idle engine the next step is this request's: its loads need not wait for it."""

@@ -112,6 +112,8 @@ class Hints:
         why = ""
         if not looks_ahead:
             why = "the mode does not look ahead"
+        elif record.wishes.no_cache:
+            why = "its LoRA was loaded anew under its name"
         elif len(self._open) - len(renewed) >= bounds.hints:
             why = f"{bounds.hints} hints are open"
         elif others + blocks > bounds.blocks:
@@ -169,6 +171,12 @@ class Hints:
         for found in list(self._open.values()):
             if found.hint.expires_s <= now_s:
                 self._close(found, HintOutcome.EXPIRED)
+
+    def drop(self, record: Record) -> None:
+        """What was cached of it counts no more, and so does its hint, if it is one."""
+        found = self._open.get(record.id)
+        if found is not None:
+            self._close(found, HintOutcome.DROPPED)
 
     def drop_all(self) -> None:
         """What was cached counts no more, or nothing is brought: so hints end."""

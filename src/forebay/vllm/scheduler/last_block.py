@@ -40,7 +40,8 @@ class LastBlocks:
         """
         size, count = self._block_tokens, record.request.num_tokens
         record.copied_from, record.copied_tokens = -1, 0
-        if count % size or record.local_tokens != count - size or not self._switch.policy.host_tier:
+        keeps_out = record.wishes.no_cache or not self._switch.policy.host_tier
+        if keeps_out or count % size or record.local_tokens != count - size:
             return 0
         store, last = self._store, entry.blocks[count // size - 1 :]
         if not len(last) or not store.resident(last)[0]:

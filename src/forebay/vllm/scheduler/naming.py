@@ -10,6 +10,7 @@ from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
 from forebay.errors import ProtocolError
 from forebay.vllm.adapter import BlockPool, hash_of
+from forebay.vllm.scheduler.loras import lora_of
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record
 from forebay.vllm.seen.events import HostEvents
@@ -107,6 +108,6 @@ class Naming:
         if self._events is not None:
             size = self._block_tokens
             run = record.request.all_token_ids[first * size : whole * size]
-            self._events.named(blocks, parent, run)
+            self._events.named(blocks, parent, run, lora_of(record.request))
         self._saves.computed(blocks, found, blocks)
         self._line.published(namespace, parent)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -91,6 +91,15 @@ class Wishes:
             ignored=tuple(ignored),
             said=given is not None,
         )
+
+    @property
+    def keeps_out(self) -> bool:
+        """Whether nothing is loaded or saved for it."""
+        return self.no_cache and self.no_save
+
+    def kept_out(self) -> Wishes:
+        """The same of a request that keeps out. A hint of it is refused."""
+        return replace(self, no_cache=True, no_save=True)
 
     def complaints(self) -> dict[str, str]:
         """What the client is told of what was left out, by name."""

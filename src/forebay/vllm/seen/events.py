@@ -16,11 +16,14 @@ from forebay.core.arrays import Ids
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Host memory has a run of blocks, `parent` the hash of the one before; root first."""
+    """Host memory has a run of blocks, `parent` the hash of the one before; root first. They are
+    of the LoRA of that number and name, if of any.
+    """
 
     hashes: list[bytes]
     parent: bytes | None
     tokens: list[int]
+    lora: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,27 @@ class HostEvents:
         self._hash_of = hash_of
         self._parent: Ids = np.full(max_blocks, -1, np.int32)
         self._tokens: NDArray[np.int32] = np.zeros((max_blocks, block_tokens), np.int32)
+        # Of all that follow one root it is the same.
+        self._lora: dict[int, tuple[int, str]] = {}
         self._events: list[Stored | Removed] = []
         # How many blocks there have each content.
         self._there: dict[bytes, int] = {}
 
-    def named(self, blocks: Ids, parent: int, tokens: Sequence[int]) -> None:
-        """`blocks` follow one another, the first one `parent` (-1: none), and hold `tokens`."""
+    def named(
+        self,
+        blocks: Ids,
+        parent: int,
+        tokens: Sequence[int],
+        lora: tuple[int, str] | None = None,
+    ) -> None:
+        """`blocks` follow one another, the first one `parent` (-1: none), and hold `tokens`; of the
+        LoRA of that number and name.
+        """
+        for block in blocks.tolist():
+            if lora is None:
+                self._lora.pop(block, None)
+            else:
+                self._lora[block] = lora
         self._parent[blocks[:1]] = parent
         self._parent[blocks[1:]] = blocks[:-1]
         self._tokens[blocks] = np.array(tokens, np.int32).reshape(len(blocks), -1)
@@ -65,6 +83,7 @@ class HostEvents:
                     hashes,
                     None if before < 0 else self._hash_of(before),
                     self._tokens[run].ravel().tolist(),
+                    self._lora.get(int(run[0])),
                 )
             )
 

@@ -40,9 +40,9 @@ def as_vllm_events(events: Sequence[Stored | Removed], block_tokens: int) -> lis
                 ),
                 token_ids=event.tokens,
                 block_size=block_tokens,
-                lora_id=None,
+                lora_id=None if event.lora is None else event.lora[0],
                 medium=MEDIUM_CPU,
-                lora_name=None,
+                lora_name=None if event.lora is None else event.lora[1],
                 group_idx=GROUP,
                 kv_cache_spec_kind=_KIND,
             )

@@ -1,0 +1,54 @@
+"""LoRA adapters: whether a name stands for what it stood for before.
+
+vLLM names a block by its LoRA's name (0.26), or by its name and path (0.32), and not by what is in
+it. So one that was loaded anew under a name finds what was computed with the one before, for as
+long as vLLM's own pool has it. Host memory would have it for much longer: it has nothing to do with
+such a name any more.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from forebay.vllm.adapter import VllmRequest
+
+_logger = logging.getLogger("forebay.vllm")
+
+
+def lora_of(request: VllmRequest) -> tuple[int, str] | None:
+    """The number and name of the LoRA that `request` is for, if it is for one."""
+    lora = request.lora_request
+    return None if lora is None else (int(lora.lora_int_id), str(lora.lora_name))
+
+
+class Loras:
+    """The LoRAs that were asked for, by name, each with what told it from others when it came."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, str] | None] = {}
+
+    def replaced(self, request: VllmRequest) -> bool:
+        """Whether the LoRA of `request`, which arrives, may be another one than its name stood for.
+
+        A server counts what it loads, but keeps the number of one that it loads in place, and says
+        of all requests for that one that it was.
+        """
+        lora = request.lora_request
+        if lora is None:
+            return False
+        now = (int(lora.lora_int_id), str(lora.lora_path))
+        was = self._known.setdefault(lora.lora_name, now)
+        if was == now and not lora.load_inplace:
+            return False
+        if was is not None:
+            self._known[lora.lora_name] = None
+            _logger.warning(
+                "LoRA %r was loaded anew: its requests are kept out of host memory until the "
+                "prefix cache and the connector are reset. A name of its own avoids that",
+                lora.lora_name,
+            )
+        return True
+
+    def forget(self) -> None:
+        """Nothing that was computed is found any more: names may stand for what they like."""
+        self._known.clear()

@@ -1,0 +1,152 @@
+"""LoRAs over vLLM's real scheduler: no KV of one for another, nor of one that was replaced."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+from vllm.distributed.kv_events import BlockStored
+from vllm.lora.request import LoRARequest
+from vllm_toy import (
+    BLOCK_BYTES,
+    Asked,
+    MakeEngine,
+    ToyEngine,
+    assert_nothing_left,
+    prompt_of,
+    wrong_answers,
+)
+
+from forebay.core.ledger import Source
+from forebay.vllm.scheduler.hints import HintOutcome
+
+BLOCKS = 200 // 16
+
+
+def lora(name: str, number: int, path: str = "somewhere", *, in_place: bool = False) -> LoRARequest:
+    return LoRARequest(name, number, path, load_inplace=in_place)
+
+
+A, B = lora("a", 1), lora("b", 2)
+REPLACED = [
+    pytest.param(lora("a", 3), id="loaded again"),
+    pytest.param(lora("a", 1, "elsewhere"), id="from another path"),
+    pytest.param(lora("a", 1, in_place=True), id="in place"),
+]
+
+
+def ask(engine: ToyEngine, adapter: LoRARequest | None, length: int = 200, **more: Any) -> Asked:
+    """Everybody asks the same."""
+    return engine.ask(prompt_of(1, length), 1, lora_request=adapter, **more)
+
+
+def loaded(engine: ToyEngine, adapter: LoRARequest | None) -> int:
+    """How many blocks one finds in host memory that comes after all that was computed has left."""
+    engine.try_to_reset()
+    before = engine.half.stats().sources[Source.HOST]
+    ask(engine, adapter)
+    engine.run()
+    assert not wrong_answers(engine)
+    return engine.half.stats().sources[Source.HOST] - before
+
+
+def test_one_prompt_is_another_for_each_of_them(toy: MakeEngine):
+    engine = toy()
+    first = [loaded(engine, each) for each in (None, A, B)]
+    again = [loaded(engine, each) for each in (None, A, B)]
+    assert (first, again) == ([0] * 3, [BLOCKS] * 3)
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("keys", ["with names", "without"])
+@pytest.mark.parametrize("lag", [0, 2])
+def test_random_lives_of_several(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, keys: str, lag: int
+):
+    if keys == "without":
+        monkeypatch.setattr(
+            "vllm.v1.core.kv_cache_utils._gen_lora_extra_hash_keys", lambda request: []
+        )
+    dice = random.Random(lag)
+    engine = toy(lag=lag, most_running=2, min_load_tokens=0)
+    for _ in range(400):
+        if dice.random() < 0.2 and len(list(engine.open())) < 8:
+            hint = {"forebay": {"hint": {"eta_s": 100.0}}} if dice.random() < 0.2 else None
+            engine.ask(
+                prompt_of(dice.randrange(3), dice.randrange(100, 300)),
+                1 if hint else dice.randrange(1, 20),
+                lora_request=dice.choice([None, A, B]),
+                params=hint,
+            )
+        if dice.random() < 0.05:
+            engine.try_to_reset()
+        engine.step()
+    engine.run()
+    assert engine.half.stats().sources[Source.HOST] > 50
+    assert bool(wrong_answers(engine)) == (keys == "without")
+
+
+@pytest.mark.parametrize("new", REPLACED)
+def test_what_was_replaced_is_kept_out_until_all_is_reset(
+    toy: MakeEngine, caplog: pytest.LogCaptureFixture, new: LoRARequest
+):
+    engine = toy()
+    for each in (A, B):
+        loaded(engine, each)
+    saved = engine.half.stats().saved_bytes
+    with caplog.at_level(logging.WARNING, "forebay.vllm"):
+        assert [loaded(engine, new), loaded(engine, new), loaded(engine, A)] == [0, 0, 0]
+    said = [each.getMessage() for each in caplog.records if each.name == "forebay.vllm"]
+    assert [each.split(":")[0] for each in said] == ["LoRA 'a' was loaded anew"]
+    assert engine.half.stats().saved_bytes == saved
+    assert loaded(engine, B) == BLOCKS, "the others are not concerned"
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    if not new.load_inplace:
+        assert [loaded(engine, new), loaded(engine, new)] == [0, BLOCKS]
+    assert_nothing_left(engine)
+
+
+def test_what_was_brought_for_one_that_is_replaced_is_let_go(toy: MakeEngine):
+    """Of a hint, and of a request that waits: it is computed."""
+    engine = toy(blocks=80, most_running=1, hint_share=0.5, prefetch_share=0.9)
+    loaded(engine, A)
+    engine.try_to_reset()
+    word = ask(engine, A, params={"forebay": {"hint": {"eta_s": 1000.0}}})
+    engine.run()
+    assert word.ended
+    assert engine.half.stats().prefetch_open_bytes == BLOCKS * BLOCK_BYTES
+    engine.ask(prompt_of(2, 100), 60)
+    waits = ask(engine, A, 230)
+    for _ in range(20):
+        engine.step()
+    assert not waits.request.num_computed_tokens
+    ask(engine, lora("a", 3))
+    assert engine.half._hints.outcomes[HintOutcome.DROPPED] == 1
+    assert engine.half._device.prefetch_leased == 0
+    engine.run()
+    assert engine.half.stats().sources[Source.HOST] == 0
+    refused = ask(engine, A, params={"forebay": {"hint": {}}})
+    engine.run()
+    assert refused.told == {
+        "forebay": {"hint": {"refused": "its LoRA was loaded anew under its name"}}
+    }
+    assert_nothing_left(engine)
+
+
+def test_events_name_the_lora_of_blocks(toy: MakeEngine):
+    engine = toy(kv_events=True)
+    for each in (A, None):
+        ask(engine, each)
+        engine.run()
+    stored = [
+        (each.medium, each.lora_id, each.lora_name)
+        for each in engine.events
+        if isinstance(each, BlockStored)
+    ]
+    kinds = [(medium, *of) for of in ((1, "a"), (None, None)) for medium in ("GPU", "CPU")]
+    assert sorted(set(stored), key=str) == sorted(kinds, key=str)
