@@ -23,8 +23,12 @@ from vllm_toy import (
 )
 from vllm_toy_bytes import Watched
 
+from forebay.cache import saves
+from forebay.core.ledger import PrefetchOutcome, Source
+from forebay.core.modes import Mode
 from forebay.transfer.messages import Direction
 from forebay.vllm import worker
+from forebay.vllm.scheduler import half
 from forebay.vllm.worker import WorkerHalf
 
 
@@ -34,7 +38,13 @@ def test_random_lives_of_an_engine_that_is_idle_at_times(
 ):
     monkeypatch.setattr(worker, "_AWAIT_S", 0.05)
     dice = random.Random(seed)
+    # Loads of so few blocks go in pieces, and saves one by one.
+    monkeypatch.setattr(half, "_IDLE_PIECE_BYTES", dice.choice([1, 3, 1000]) * BLOCK_BYTES)
+    monkeypatch.setattr(half, "_PIECE_BYTES", dice.choice([2, 5, 1000]) * BLOCK_BYTES)
+    monkeypatch.setattr(saves, "_TOGETHER_BYTES", dice.choice([0, 4, 1000]) * BLOCK_BYTES)
     engine = toy(**settings(dice))
+    # A request that goes on after preemption is a new one there.
+    engine.scheduler.use_v2_model_runner = dice.random() < 0.3
     live(engine, dice, steps=400)
     engine.run()
     engine.half._hints.drop_all()
@@ -61,16 +71,21 @@ def settings(dice: random.Random) -> dict[str, object]:
         "lag": dice.choice([0, 0, 1, 2]),
         "ranks": dice.choice([1, 1, 1, 2]),
         "blocks": dice.choice([24, 30, 50]),
-        "window_bytes": BLOCK_BYTES,
+        # A window that fails takes all its blocks out of use.
+        "window_bytes": dice.choice([1, 1, 3]) * BLOCK_BYTES,
         "most_running": dice.choice([1, 3, 6]),
         "step_tokens": dice.choice([32, 64, 200]),
         "policy": dice.choice(["fcfs", "priority"]),
         "kv_events": dice.random() < 0.3,
-        "host_bytes": dice.choice([20, 60, 400, 400]) * BLOCK_BYTES,
+        "host_bytes": dice.choice([1, 2, 3, 20, 60, 400, 400]) * BLOCK_BYTES + dice.choice([0, 77]),
         "copy_bytes_per_s": dice.choice([0.0, 2e5, 4e5, 2e6]),
         "min_load_tokens": dice.choice([0, 32]),
         "min_save_tokens": dice.choice([0, 0, 48]),
         "save_mode": dice.choice(["write_through", "write_through", "on_evict"]),
+        "look_ahead_requests": dice.choice([1, 64]),
+        "prefetch_share": dice.choice([0.0, 0.1, 0.5, 0.7]),
+        "reserve_share": dice.choice([0.0, 0.05, 0.3]),
+        "hints": dice.choice([0, 1, 64]),
     }
 
 
@@ -94,12 +109,26 @@ def live(engine: ToyEngine, dice: random.Random, steps: int) -> None:
             engine.scheduler.reset_connector_cache()
         if dice.random() < 0.06:
             timers.append(stop_for_a_while(engine, dice))
+        if dice.random() < 0.02:
+            engine.half._mode_file._mode = Mode(dice.choice(["b0", "b3", "b4", "b4"]))
         engine.step()
+        check_counts(engine)
         watched.check_books()
         watched.check_device()
         watched.check_host()
+    engine.half._mode_file._mode = Mode.LOOK_AHEAD
     for timer in timers:
         timer.join()
+
+
+def check_counts(engine: ToyEngine) -> None:
+    """None goes down, and what has an outcome has one."""
+    stats, tokens = engine.half.stats(), engine.half.books.tally.prompt_tokens
+    assert min(*tokens.values(), *stats.misses.values(), *stats.sources.values()) >= 0
+    assert sum(stats.misses.values()) == stats.sources[Source.RECOMPUTED]
+    ledger = engine.half._ledger
+    ended = sum(ledger.outcomes.values()) - ledger.outcomes[PrefetchOutcome.REFUSED]
+    assert ledger.planned_bytes == ended + ledger.open_bytes
 
 
 def arrive(engine: ToyEngine, dice: random.Random) -> None:
@@ -127,7 +156,8 @@ def next_prompt(engine: ToyEngine, dice: random.Random) -> list[int]:
         # One in two is of whole blocks.
         length = 16 * dice.randrange(1, 19) if dice.random() < 0.5 else dice.randrange(1, 300)
         prompt = prompt_of(dice.randrange(4), length)
-    most = (engine.pool.num_gpu_blocks - 4) * 16
+    window = engine.half.settings.window_bytes // BLOCK_BYTES
+    most = (engine.pool.num_gpu_blocks - 2 - 2 * window) * 16
     return prompt[: min(most, 400) - 40] or [1]
 
 
