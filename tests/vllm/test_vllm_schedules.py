@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
 
@@ -71,6 +72,11 @@ def test_pitfall_08_a_save_ends_before_a_step_writes_what_it_reads(
     first = engine.ask(prompt_of(1, 200), 1)
     while not first.ended:
         engine.step()
+    until_s = time.monotonic() + 30.0
+    # Or it is cancelled before a byte of it is copied.
+    while engine.mover.events_in_use < len(LANES):
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
     # The next one takes the same slots while they are being saved.
     second = engine.ask(prompt_of(2, 200), 1)
     release = threading.Timer(0.5, lambda: [engine.mover.release_lane(1, lane) for lane in LANES])
