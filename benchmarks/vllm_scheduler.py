@@ -291,7 +291,7 @@ LOADED, SAVED, WORKER_STEPS = 784, 128, 200
 
 def worker_figure() -> Figure:
     """Of the half in vLLM's worker."""
-    shape = KVShape(BLOCK_TOKENS, 4096, 10_000)
+    shape = KVShape(BLOCK_TOKENS, 4096, 10_000, 4096)
     host_slots = 20_000
     options = Options.parse({"host_bytes": host_slots * shape.block_bytes})
     blocks = torch.zeros((shape.blocks, shape.block_bytes), dtype=torch.uint8)

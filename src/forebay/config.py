@@ -11,6 +11,7 @@ from forebay.core.modes import MODE, Mode, policy_of
 from forebay.errors import SettingsError
 
 MIB = 1 << 20
+LINK_BYTES_PER_S = 10e9
 
 
 class SaveMode(StrEnum):
@@ -78,7 +79,7 @@ class CacheSettings:
     # Unclaimed prefetched blocks become ordinary cache this long after their request is gone.
     slack_s: float = 5.0
     # Assumed until the first transfers have been timed.
-    link_bytes_per_s: float = 10e9
+    link_bytes_per_s: float = LINK_BYTES_PER_S
 
     def __post_init__(self) -> None:
         settle(self, CACHE_BOUNDS)

@@ -94,6 +94,14 @@ def test_steps_and_host_slots_are_those_of_the_last():
     assert (told.report.completed_step, told.host_slots) == (3, 40)
 
 
+@pytest.mark.parametrize(("moved", "together"), [((64, 96), 160), ((64, 0), 0)])
+def test_bytes_are_those_of_all_where_none_stands_still(moved: tuple[int, int], together: int):
+    """A link that moved none is not one that moves again."""
+    told = [(rank, news(ended(1, bytes=own))) for rank, own in enumerate(moved)]
+    (end,) = Agreement(2).hear(told).report.completions
+    assert end.bytes == together
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -29,20 +29,16 @@ def theirs() -> Iterator[io.StringIO]:
         each.setLevel(level)
 
 
-def said(workers: int) -> None:
-    options = Options.parse({"host_bytes": "4GiB"}).for_one_of(workers)
-    tell_sizes(
-        options.settings(block_tokens=16, block_bytes=(2 << 20) // workers, device_slots=100),
-        workers,
-    )
+def said() -> None:
+    options = Options.parse({"host_bytes": "4GiB"})
+    tell_sizes(options.settings(block_tokens=16, block_bytes=2 << 20, device_slots=100))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_sizes_are_said_once_in_vllms_form(theirs: io.StringIO, workers: int):
+def test_the_sizes_are_said_once_in_vllms_form(theirs: io.StringIO):
     logging.getLogger("forebay").propagate = False
     join_log()
     join_log()
-    said(workers)
+    said()
     (line,) = theirs.getvalue().splitlines()
     assert line.startswith("VLLM INFO Forebay ")
     assert "in mode b4: host memory for 32,768 tokens (4 GiB), vLLM's own for 1,600;" in line
@@ -69,6 +65,6 @@ def test_logging_that_its_user_has_set_up_is_left_alone(
 ):
     with caplog.at_level(logging.INFO, "forebay"):
         join_log()
-        said(1)
+        said()
     assert "in mode b4" in caplog.text
     assert not theirs.getvalue()

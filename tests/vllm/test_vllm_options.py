@@ -13,7 +13,7 @@ import pytest
 from forebay.core.modes import Mode
 from forebay.errors import SettingsError
 from forebay.vllm import plugin
-from forebay.vllm.adapter import read_shape, version_of
+from forebay.vllm.adapter import KVShape, read_shape, version_of
 from forebay.vllm.options import Options
 from forebay.vllm.refusals import check_cache, check_start
 from forebay.vllm.scheduler.wishes import Wishes
@@ -81,14 +81,10 @@ def test_host_memory_for_less_than_a_block_is_refused():
         Options.parse({"host_bytes": 4095}).host_slots(4096)
 
 
-def test_workers_share_the_host_memory():
-    assert Options.parse({"host_bytes": "2GiB"}).for_one_of(2).host_bytes == 1 << 30
-
-
 def test_a_small_host_pool_has_small_windows():
     options = Options.parse({"host_bytes": 1 << 20})
-    assert options.window(4096) == 1 << 18
-    assert options.window(1 << 19) == 1 << 19
+    assert options.window(4096, 256) == 1 << 18
+    assert options.window(1 << 19, 2) == 1 << 19
 
 
 def test_every_option_is_documented_with_its_default():
@@ -132,7 +128,6 @@ def config(**changes: Any) -> Any:
         "parallel_config.world_size": 1,
         "device_config.device_type": "cpu",
         "speculative_config": None,
-        "lora_config": None,
         "ec_transfer_config": None,
         "kv_transfer_config.kv_role": "kv_both",
     }
@@ -160,12 +155,10 @@ def config(**changes: Any) -> Any:
         ("cache_config.prefix_caching_hash_algo", "md5", "hash_algo"),
         ("cache_config.cache_dtype", "nvfp4", "nvfp4"),
         ("cache_config.calculate_kv_scales", True, "calculate_kv_scales"),
-        ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
         ("parallel_config.decode_context_parallel_size", 2, "context parallelism"),
         ("parallel_config.prefill_context_parallel_size", 2, "context parallelism"),
         ("device_config.device_type", "xpu", "xpu"),
         ("speculative_config", object(), "speculative"),
-        ("lora_config", object(), "LoRA"),
         ("ec_transfer_config", object(), "encoder-cache"),
         ("kv_transfer_config.kv_role", "kv_producer", "kv_role kv_producer"),
     ],
@@ -192,6 +185,16 @@ def test_workers_that_each_have_a_scheduler_are_refused_where_there_are_several(
         check_start(config(**launcher, **{"parallel_config.world_size": 2}), "0.32.0")
 
 
+def test_stages_are_refused_where_earlier_ones_may_not_answer():
+    """Ray's own way to run stages brings back what the last one says."""
+    backend = "parallel_config.distributed_executor_backend"
+    stages = {"parallel_config.pipeline_parallel_size": 2, "parallel_config.world_size": 2}
+    check_start(config(**stages, **{backend: "mp"}), "0.32.0")
+    by_ray = config(**stages, **{backend: "ray"})
+    with pytest.raises(SettingsError, match="pipeline parallelism by the executor 'ray'"):
+        check_start(by_ray, "0.32.0")
+
+
 class FullAttentionSpec(SimpleNamespace):
     """By its name, as vLLM's class of that name."""
 
@@ -200,9 +203,11 @@ class SlidingWindowSpec(SimpleNamespace):
     """The same."""
 
 
-def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), **more: Any) -> Any:
+def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), layers: int = 2, **more: Any) -> Any:
+    names = [f"layer {each}" for each in range(layers)]
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for spec in specs]
     return SimpleNamespace(
-        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs],
+        kv_cache_groups=groups,
         kv_cache_tensors=[SimpleNamespace(size=size) for size in sizes],
         num_blocks=4,
         **more,
@@ -231,8 +236,54 @@ def test_kv_caches_of_other_kinds_are_refused(kv_cache: Any, said: str):
 @pytest.mark.parametrize("sizes", [(4096,), (2048, 2048)])
 def test_the_shape_is_that_of_all_layers(sizes: tuple[int, ...]):
     """One tensor for all layers (0.32), or one for each (0.26)."""
-    shape = read_shape(cache(FullAttentionSpec(block_size=16), sizes=sizes))
-    assert (shape.block_tokens, shape.block_bytes, shape.blocks) == (16, 1024, 4)
+    shape = read_shape(workers(), cache(FullAttentionSpec(block_size=16), sizes=sizes))
+    assert shape == KVShape(16, 1024, 4, 1024)
+
+
+def workers(count: int = 1, stages: tuple[int, ...] = (2,), rank: int = 0) -> Any:
+    """vLLM's configuration in the worker of this rank; `stages` have so many layers each."""
+    of_stage = stages[rank * len(stages) // count]
+    model = SimpleNamespace(
+        get_num_layers=lambda parallel: of_stage,  # pyright: ignore[reportUnknownLambdaType]
+        get_total_num_hidden_layers=lambda: sum(stages),
+    )
+    parallel = SimpleNamespace(pipeline_parallel_size=len(stages), world_size=count)
+    return SimpleNamespace(parallel_config=parallel, model_config=model)
+
+
+@pytest.mark.parametrize(
+    ("count", "stages", "whole"),
+    [(2, (2,), 4), (2, (1, 2), 3), (4, (1, 2), 6), (3, (4, 5, 4), 13)],
+    ids=["heads", "layers", "heads and layers", "three stages"],
+)
+def test_workers_share_the_host_memory_by_what_they_have_of_a_block(
+    count: int, stages: tuple[int, ...], whole: int
+):
+    """All have as many host slots, and together take no more than was asked for."""
+    spec, layer_bytes = FullAttentionSpec(block_size=16), 512
+    layers = [stages[rank * len(stages) // count] for rank in range(count)]
+    shapes = [
+        read_shape(
+            workers(count, stages, rank),
+            cache(spec, sizes=(4 * layer_bytes * own,), layers=own),
+        )
+        for rank, own in enumerate(layers)
+    ]
+    assert [shape.block_bytes for shape in shapes] == [layer_bytes * own for own in layers]
+    assert {shape.whole_bytes for shape in shapes} == {layer_bytes * whole}
+    options = Options.parse({"host_bytes": "1MiB"})
+    slots = {options.host_slots(shape.whole_bytes) for shape in shapes}
+    (one,) = slots
+    taken = sum(one * shape.block_bytes for shape in shapes)
+    assert (1 << 20) - layer_bytes * whole < taken <= 1 << 20
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_stage_whose_layers_do_not_all_have_kv_is_refused(layers: int):
+    with pytest.raises(SettingsError, match=f"this stage has 2 layers, and {layers} with KV"):
+        read_shape(
+            workers(2, stages=(2, 2)), cache(FullAttentionSpec(block_size=16), layers=layers)
+        )
 
 
 def test_an_unknown_version_is_told_and_works(caplog: pytest.LogCaptureFixture):

@@ -13,7 +13,6 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 from vllm_toy import (
     BLOCK_BYTES,
     LANES,
-    LAYER,
     MakeEngine,
     ToyEngine,
     answers,
@@ -21,6 +20,7 @@ from vllm_toy import (
     prompt_of,
     wrong_answers,
 )
+from vllm_toy_config import name_of
 
 from forebay.cache import saves
 from forebay.core.ledger import MissReason, Source
@@ -382,7 +382,7 @@ def test_a_worker_that_the_next_engine_of_the_process_takes_over_answers_that_on
     engine = toy()
     engine.worker.shutdown()
     engine.workers, earlier.workers = earlier.workers, []
-    engine.worker.register_kv_caches({LAYER: engine.kv[0]})
+    engine.worker.register_kv_caches({name_of(0): engine.kv[0]})
     engine.ask(prompt_of(1, 200), 4)
     engine.run()
     assert engine.scheduler.reset_prefix_cache()

@@ -18,7 +18,7 @@ from forebay.vllm.tensors import device_of, device_pool, parts_of, warn_of_tenso
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 6, 32, 2, 8, 3
 PAGE = TOKENS * HEADS * 2 * SIZE * 2
-SHAPE = KVShape(TOKENS, LAYERS * PAGE, BLOCKS)
+SHAPE = KVShape(TOKENS, LAYERS * PAGE, BLOCKS, LAYERS * PAGE)
 
 
 def layers(*extents: int) -> dict[str, torch.Tensor]:
@@ -177,6 +177,8 @@ def engine(device: str = "cuda", second: bool = True, backend: type[Backend] = B
         device_config=SimpleNamespace(device_type=device),
         use_v2_model_runner=second,
         compilation_config=SimpleNamespace(static_forward_context=layers_by_name),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, world_size=1),
+        model_config=None,
     )
 
 
@@ -207,7 +209,7 @@ def allocated(config: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("backend", [Backend, Blocks])
 def test_blocks_are_laid_side_by_side_before_they_are_allocated(backend: type[Backend]):
     config = plan()
-    assert read_shape(config) == SHAPE
+    assert read_shape(engine(), config) == SHAPE
     assert lay_side_by_side(engine(backend=backend), config)
     assert {each.size for each in config.kv_cache_tensors} == {BLOCKS * LAYERS * PAGE}
     pool = device_pool(SHAPE, parts_of(SHAPE, allocated(config)))

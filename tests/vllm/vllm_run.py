@@ -5,10 +5,11 @@
 The plan has the engine's arguments, and rounds: each a list of requests as `vllm_programs.asked`
 makes them. Before a round the engine may be told to reset its prefix cache ("reset"), and host
 memory with it ("forget"), what lies in host memory to change places ("swap"), and loads to stand
-still for half a second ("hold"). From then on loads may bring nothing
-("bring_nothing"), last blocks may not be copied ("copy_nothing"), and steps may not be held until
-what they read has landed ("launch_at_once"). With "apart" the engine runs in a process of
-its own, as it does for everybody. Workers of a tensor parallel engine do so in any case.
+still for half a second ("hold"), and a load to fail in the worker of one rank ("fail_load_at").
+From then on loads may bring nothing ("bring_nothing", or "bring_nothing_at" in the worker of one
+rank), last blocks may not be copied ("copy_nothing"), and steps may not be held until what they
+read has landed ("launch_at_once"). With "apart" the engine runs in a process of its own, as it does
+for everybody. Several workers do so in any case.
 """
 
 from __future__ import annotations
@@ -97,8 +98,20 @@ def fork_workers() -> None:
     executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
-def bring_nothing(worker: Any) -> None:
-    """The mutant, in a worker: loads say that they are done, and have copied nothing."""
+def warm_up(worker: Any) -> None:
+    """What a worker of a later stage copies its input to is made by a first pass, which vLLM leaves
+    out on a CPU where it compiles nothing.
+    """
+    if current_platform.is_cpu():
+        worker.model_runner.profile_run()
+
+
+def bring_nothing(worker: Any, rank: int = -1) -> None:
+    """The mutant, in a worker, or in that of a rank: loads say that they are done, and have copied
+    nothing.
+    """
+    if rank not in (-1, worker.rank):
+        return
     submit = WorkerHalf.submit
 
     def mutant(self: WorkerHalf, transfers: Sequence[Transfer]) -> None:
@@ -113,6 +126,14 @@ def bring_nothing(worker: Any) -> None:
                 )
 
     WorkerHalf.submit = mutant
+
+
+def fail_load(worker: Any, rank: int) -> None:
+    """In the worker of this rank the next window but four of loads fails."""
+    if rank == worker.rank:
+        transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
+        core = transfer.get_kv_transfer_group().worker_half._mover.core
+        core.fail_window(Direction.LOAD, 4)
 
 
 def copy_nothing(worker: Any) -> None:
@@ -154,6 +175,13 @@ def tensors(worker: Any) -> int:
     return len({part.untyped_storage().data_ptr() for part in parts})
 
 
+def host_memory(worker: Any) -> tuple[int, int]:
+    """How many host slots a worker has, and of how many bytes."""
+    transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
+    host = transfer.get_kv_transfer_group().worker_half._host
+    return host._slots, host._block_bytes
+
+
 def count_preemptions(scheduler: Any) -> list[str]:
     """Names of requests that vLLM's scheduler preempts from now on."""
     names: list[str] = []
@@ -182,10 +210,32 @@ def count_near() -> list[int]:
     return near
 
 
+def change_workers(llm: LLM, round_: dict[str, Any]) -> None:
+    """What a round asks for in all workers, or in that of one rank."""
+    for name, change in IN_ALL.items():
+        if round_.get(name):
+            llm.collective_rpc(change)
+    for name, change_one in IN_ONE.items():
+        if name in round_:
+            llm.collective_rpc(change_one, args=(round_[name],))
+
+
+IN_ALL = {
+    "swap": swap_blocks,
+    "bring_nothing": bring_nothing,
+    "copy_nothing": copy_nothing,
+    "launch_at_once": launch_at_once,
+    "hold": hold_loads,
+}
+IN_ONE = {"bring_nothing_at": bring_nothing, "fail_load_at": fail_load}
+
+
 def main(plan: dict[str, Any]) -> dict[str, Any]:
     """Serve all rounds of `plan`."""
     fork_workers()
     llm = LLM(**plan["engine"], disable_log_stats=not plan["apart"])
+    if plan["engine"].get("pipeline_parallel_size", 1) > 1:
+        llm.collective_rpc(warm_up)
     if plan["apart"]:
         return serve_apart(llm, plan["rounds"])
     core = llm.llm_engine.engine_core.engine_core
@@ -196,16 +246,7 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             assert llm.reset_prefix_cache()
         if each.get("forget"):
             assert llm.reset_prefix_cache(reset_connector=True)
-        if each.get("swap"):
-            llm.collective_rpc(swap_blocks)
-        if each.get("bring_nothing"):
-            llm.collective_rpc(bring_nothing)
-        if each.get("copy_nothing"):
-            llm.collective_rpc(copy_nothing)
-        if each.get("launch_at_once"):
-            llm.collective_rpc(launch_at_once)
-        if each.get("hold"):
-            llm.collective_rpc(hold_loads)
+        change_workers(llm, each)
         rounds.append(serve(llm.llm_engine, each["requests"]))
         while core.scheduler.has_requests():
             core.step_fn()
@@ -224,6 +265,8 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         result["sources"] = {source.value: count for source, count in stats.sources.items()}
         result["prefetched"] = stats.prefetch_bytes
         result["block_bytes"] = core.scheduler.connector._shape.block_bytes
+        result["failed_loads"] = stats.failed_loads
+        result["host"] = llm.collective_rpc(host_memory)
         result["tensors"] = llm.collective_rpc(tensors)
     return result
 

@@ -2,12 +2,12 @@
 
 The KV of a position is a number made of all tokens up to there, read from the KV of the position
 before. A token comes from all KV that its request reads. So one wrong block changes an answer.
-Where several workers share the work, each keeps all KV and positions are read from them in turn.
+Each layer keeps all KV, and positions are read from them in turn; a worker has one layer, or, where
+workers are stages, those of its stage.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 from collections import deque
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
@@ -25,24 +26,18 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-)
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm_real import RealScheduler, output_of, request_of
+from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS, layers_of, name_of, of_rank, plan_of
 
 from forebay.core.slots import SlotState
 from forebay.vllm.connector import ForebayConnector
 
-BLOCK_TOKENS = 16
-BLOCK_BYTES = 8 * BLOCK_TOKENS
 VOCAB = 251
-LAYER = "layer"
+MODEL_LAYERS = 3
+"""Of a model of stages: as `tiny_llama` has."""
 LANES = (0, 1)
 """Those of each direction."""
 _MODULUS = (1 << 31) - 1
@@ -95,11 +90,46 @@ class Asked:
         return 1 if lora is None else 1 + lora.lora_int_id
 
 
+class Pass:
+    """One step's part of a request: `count` tokens from `start` on, through layer after layer."""
+
+    def __init__(self, asked: Asked, start: int, count: int) -> None:
+        self._asked = asked
+        self._start, self._end = start, start + count
+        self._slots = np.repeat(asked.table, BLOCK_TOKENS)[: self._end]
+        self._total = 0
+
+    def through(self, content: NDArray[np.int64], layers: list[int]) -> None:
+        """Write and read the KV of these layers, of all that are in `content`."""
+        places = np.arange(self._end)
+        offsets = places % BLOCK_TOKENS
+        for layer in layers:
+            mine = content[layer]
+            state = (
+                int(mine[self._slots, offsets][self._start - 1])
+                if self._start
+                else self._asked.first
+            )
+            for place in range(self._start, self._end):
+                state = _mix(state, self._asked.tokens[place])
+                mine[self._slots[place], offsets[place]] = state
+            read = places % len(content) == layer
+            self._total += int(mine[self._slots[read], offsets[read]].sum())
+
+    def sampled(self) -> list[int]:
+        """The token that comes of it, if one does."""
+        if self._end < len(self._asked.tokens):
+            return []
+        token = self._total % VOCAB
+        self._asked.tokens.append(token)
+        return [token]
+
+
 class ToyEngine(RealScheduler):
     """An engine over `blocks` device blocks. `lag` steps are scheduled before one's output is in.
 
-    `ranks` workers share it; those after the first copy at `late_bytes_per_s` (0: as the first).
-    `extra` is the connector's configuration.
+    `ranks` workers share it, as `stages` of the model or not; those after the first copy at
+    `late_bytes_per_s` (0: as the first). `extra` is the connector's configuration.
     """
 
     def __init__(
@@ -112,11 +142,13 @@ class ToyEngine(RealScheduler):
         step_tokens: int = 64,
         policy: str = "fcfs",
         ranks: int = 1,
+        stages: bool = False,
         late_bytes_per_s: float = 0.0,
         kv_events: bool = False,
         **extra: Any,
     ) -> None:
-        extra["host_bytes"] = ranks * extra.get("host_bytes", 400 * BLOCK_BYTES)
+        layers = MODEL_LAYERS if stages else ranks
+        extra["host_bytes"] = layers * extra.get("host_bytes", 400 * BLOCK_BYTES)
         config = EngineArgs(
             model=str(model),
             skip_tokenizer_init=True,
@@ -138,31 +170,30 @@ class ToyEngine(RealScheduler):
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         config.parallel_config.world_size = ranks
-        spec = FullAttentionSpec(
-            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
-        shape = KVCacheConfig(
-            num_blocks=blocks,
-            kv_cache_tensors=[_tensor(blocks)],
-            kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)],
-        )
+        if stages:
+            config.parallel_config.pipeline_parallel_size = ranks
+            config.parallel_config.distributed_executor_backend = "mp"
+        configs = [of_rank(config, rank, late_bytes_per_s) for rank in range(ranks)]
+        self.layers = [layers_of(own) if stages else [rank] for rank, own in enumerate(configs)]
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         self.scheduler = (AsyncScheduler if lag else Scheduler)(
             vllm_config=config,
-            kv_cache_config=shape,
+            kv_cache_config=plan_of(blocks, self.layers[0]),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
         )
         # As where steps overlap, which vLLM does on a GPU.
-        self.scheduler.defer_block_free = lag > 0
-        self.kv = torch.zeros(ranks, blocks, BLOCK_TOKENS, dtype=torch.int64)
+        self._overlap = lag > 0 or stages
+        self.scheduler.defer_block_free = self._overlap
+        self.kv = torch.zeros(layers, blocks, BLOCK_TOKENS, dtype=torch.int64)
         self._content = self.kv.numpy()
         self.workers: list[Any] = []
-        for rank in range(ranks):
-            own = _of_rank(config, rank, late_bytes_per_s)
-            self.workers.append(ForebayConnector(own, KVConnectorRole.WORKER, shape))
-            self.workers[-1].register_kv_caches({LAYER: self.kv[rank]})
+        for own, mine in zip(configs, self.layers, strict=True):
+            plan = plan_of(blocks, mine)
+            self.workers.append(ForebayConnector(own, KVConnectorRole.WORKER, plan))
+            caches = {name_of(layer): self.kv[layer] for layer in mine}
+            self.workers[-1].register_kv_caches(caches)
         self._aggregator = KVOutputAggregator(ranks)
         _watch_lookups(self.half, self.pool)
         self.lag = lag
@@ -220,7 +251,7 @@ class ToyEngine(RealScheduler):
         """Reset vLLM's cache, and preempt for it where nothing else can hold blocks: while loads
         hold some, or have lost one, or a step is under way, vLLM cannot, and would raise an error.
         """
-        held = self.half._flights.load_blocks or self.half._device.quarantined or self.lag
+        held = self.half._flights.load_blocks or self.half._device.quarantined or self._overlap
         self.scheduler.reset_prefix_cache(reset_running_requests=not held)
 
     def open(self) -> Iterator[str]:
@@ -247,8 +278,11 @@ class ToyEngine(RealScheduler):
         sampled = self._compute(output) if names else []
         if not loads_first:
             self._start_loads()
-        told = [self._told(worker, names, sampled) for worker in self.workers]
-        done = self._aggregator.aggregate(told)
+        self._take(output, [self._told(worker, names, sampled) for worker in self.workers])
+
+    def _take(self, output: Any, told: list[Any]) -> None:
+        """Take in what the workers answer to a step; its tokens come from the last one."""
+        done = self._aggregator.aggregate(told, output_rank=len(told) - 1)
         for outputs in self.scheduler.update_from_output(output, done).values():
             for each in outputs.outputs:
                 asked = self.asked[each.request_id]
@@ -270,6 +304,14 @@ class ToyEngine(RealScheduler):
         return output_of(names, sampled, news)
 
     def _compute(self, output: Any) -> list[list[int]]:
+        passes = self._passes(output)
+        for layers in self.layers:
+            for each in passes:
+                each.through(self._content, layers)
+        return [each.sampled() for each in passes]
+
+    def _passes(self, output: Any) -> list[Pass]:
+        """What a step is to compute of each of its requests, whose tables are as it has them."""
         starts: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
             self.asked[new.req_id].table = list(new.block_ids[0])
@@ -282,43 +324,13 @@ class ToyEngine(RealScheduler):
             self.asked[name].table = table + list(blocks[0] if blocks else ())
             starts[name] = start
         return [
-            self._forward(self.asked[name], starts[name], count)
+            Pass(self.asked[name], starts[name], count)
             for name, count in output.num_scheduled_tokens.items()
         ]
-
-    def _forward(self, asked: Asked, start: int, count: int) -> list[int]:
-        places = np.arange(start + count)
-        slots = np.array(asked.table)[places // BLOCK_TOKENS]
-        offsets = places % BLOCK_TOKENS
-        at = (places % len(self.workers), slots, offsets)
-        state = int(self._content[at][start - 1]) if start else asked.first
-        for place in range(start, start + count):
-            state = _mix(state, asked.tokens[place])
-            self._content[:, slots[place], offsets[place]] = state
-        if start + count < len(asked.tokens):
-            return []
-        token = int(self._content[at].sum()) % VOCAB
-        asked.tokens.append(token)
-        return [token]
 
 
 MakeEngine = Callable[..., ToyEngine]
 """What the fixture `toy` gives: see `ToyEngine`."""
-
-
-def _of_rank(config: Any, rank: int, late_bytes_per_s: float) -> Any:
-    """`config` as the worker of this rank has it."""
-    own = copy.copy(config)
-    own.parallel_config = copy.copy(config.parallel_config)
-    own.parallel_config.rank = rank
-    if rank and late_bytes_per_s:
-        own.kv_transfer_config = copy.copy(config.kv_transfer_config)
-        extra = own.kv_transfer_config.kv_connector_extra_config
-        own.kv_transfer_config.kv_connector_extra_config = {
-            **extra,
-            "copy_bytes_per_s": late_bytes_per_s,
-        }
-    return own
 
 
 def _watch_lookups(half: Any, pool: Any) -> None:
@@ -333,14 +345,6 @@ def _watch_lookups(half: Any, pool: Any) -> None:
         return again
 
     half.asked = watched
-
-
-def _tensor(blocks: int) -> Any:
-    """One allocation for the one layer, as this version of vLLM describes it."""
-    size = blocks * BLOCK_BYTES
-    if "layers" in KVCacheTensor.__dataclass_fields__:
-        return KVCacheTensor(size=size, layers=[LAYER], layer_stride=size, block_stride=BLOCK_BYTES)
-    return KVCacheTensor(size=size, shared_by=[LAYER])
 
 
 def wrong_answers(engine: ToyEngine) -> list[str]:

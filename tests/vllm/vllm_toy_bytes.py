@@ -65,12 +65,13 @@ class Watched:
         published = store._published.numbers()
         saved = published[store.host.valid(published)]
         slots = store.host.slot_of(saved).tolist()
-        for worker in self._engine.workers:
+        for worker, layers in zip(self._engine.workers, self._engine.layers, strict=True):
             base = worker.worker_half._host.pool.base_address
+            size = len(layers) * BLOCK_BYTES
             for block, slot in zip(saved.tolist(), slots, strict=True):
-                there = ctypes.string_at(base + slot * BLOCK_BYTES, BLOCK_BYTES)
+                there = np.frombuffer(ctypes.string_at(base + slot * size, size), np.int64)
                 want = self._content[device.content_of(block)]
-                assert (np.frombuffer(there, np.int64) == want).all()
+                assert (there.reshape(len(layers), -1) == want).all()
 
     def _learn(self) -> None:
         for name, asked in self._engine.asked.items():

@@ -30,8 +30,8 @@ _BURST_MEMORY = 0.95
 _SHORTEST_TRIP_S = 1e-6
 # Bounds the work of one event; more victims than this are not given up between two of them.
 _MOST_AHEAD = 4096
-# Small runs go together up to this, a ms of a fast link: each save costs its own work, and whoever
-# must have one ended waits for all of it.
+# Small runs go together up to this over each link, a ms of a fast one: each save costs its own
+# work, and whoever must have one ended waits for all of it.
 _TOGETHER_BYTES = 64 << 20
 
 
@@ -41,9 +41,12 @@ class Saves:
     `displaces`: what is written through takes the place of what host memory has not used longest,
     rather than of copies of what the device has.
     So many as `step_blocks` may be allocated from one `flush` to the next, whatever was before.
+    A part of each block moves over each of `links`.
     """
 
-    def __init__(self, parts: Parts, *, displaces: bool = False, step_blocks: int = 0) -> None:
+    def __init__(
+        self, parts: Parts, *, displaces: bool = False, step_blocks: int = 0, links: int = 1
+    ) -> None:
         self._settings = parts.settings
         self._switch = parts.switch
         self._through = parts.settings.save_mode is SaveMode.WRITE_THROUGH
@@ -53,6 +56,7 @@ class Saves:
         self._mover = parts.mover
         self._displaces = displaces
         self._step_blocks = step_blocks
+        self._together = links * _TOGETHER_BYTES // parts.settings.block_bytes
         # (block, serial): a block that is gone has another serial, or none.
         self._pending: deque[tuple[Ids, NDArray[np.int64]]] = deque()
         self._pending_blocks = 0
@@ -131,10 +135,9 @@ class Saves:
 
     def _next_pending(self) -> tuple[Ids, NDArray[np.int64]]:
         """Take out what was computed first, of small runs several: each block once."""
-        together = _TOGETHER_BYTES // self._settings.block_bytes
         runs = [self._pending.popleft()]
         count = len(runs[0][0])
-        while self._pending and count + len(self._pending[0][0]) <= together:
+        while self._pending and count + len(self._pending[0][0]) <= self._together:
             runs.append(self._pending.popleft())
             count += len(runs[-1][0])
         self._pending_blocks -= count

@@ -144,18 +144,21 @@ def read_step(output: Any) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """One pool of one group of full-attention layers."""
+    """The pool of one worker, of one group of full-attention layers."""
 
     block_tokens: int
     block_bytes: int
-    """Of all layers together."""
+    """Of all layers that the worker has."""
     blocks: int
+    whole_bytes: int
+    """Of a block in all workers together."""
 
 
-def read_shape(kv_cache_config: Any) -> KVShape:
+def read_shape(vllm_config: Any, kv_cache_config: Any) -> KVShape:
     """The shape of the pool. One tensor for each layer (0.26), or one for all.
 
-    Raises SettingsError for a model whose layers do not make one group of equal blocks.
+    Raises SettingsError for a model whose layers do not make one group of equal blocks, and for
+    stages of which vLLM does not say what each has.
     """
     groups = kv_cache_config.kv_cache_groups
     blocks = int(kv_cache_config.num_blocks)
@@ -165,7 +168,31 @@ def read_shape(kv_cache_config: Any) -> KVShape:
             f"the model has {len(groups)} KV-cache groups over {total} bytes in {blocks} blocks; "
             "only one group of equal blocks is supported"
         )
-    return KVShape(int(groups[GROUP].kv_cache_spec.block_size), total // blocks, blocks)
+    tokens, block_bytes = int(groups[GROUP].kv_cache_spec.block_size), total // blocks
+    whole_bytes = _whole_bytes(vllm_config, len(groups[GROUP].layer_names), block_bytes)
+    return KVShape(tokens, block_bytes, blocks, whole_bytes)
+
+
+def _whole_bytes(vllm_config: Any, layers: int, block_bytes: int) -> int:
+    """Of a block in all workers, where one that has `layers` of the model has `block_bytes`.
+
+    Each works it out from its own, and all have to come to the same: it is how they agree on the
+    number of host slots. So where stages may have more layers or fewer, those that vLLM says a
+    stage has must all have KV, as many bytes each as any other.
+    """
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    stages = int(parallel.pipeline_parallel_size)
+    if stages == 1:
+        return block_bytes * int(parallel.world_size)
+    expected = int(model.get_num_layers(parallel))
+    if layers != expected or not layers or block_bytes % layers:
+        raise SettingsError(
+            f"with pipeline parallelism ForebayConnector works where all layers have KV, and this "
+            f"stage has {expected} layers, and {layers} with KV of {block_bytes} bytes together: "
+            "leave pipeline parallelism or the connector away"
+        )
+    of_stage = int(parallel.world_size) // stages
+    return block_bytes // layers * int(model.get_total_num_hidden_layers()) * of_stage
 
 
 def lay_side_by_side(vllm_config: Any, kv_cache_config: Any) -> bool:

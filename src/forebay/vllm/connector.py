@@ -89,11 +89,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._config = vllm_config
         parallel = vllm_config.parallel_config
         self._rank, self._ranks = int(parallel.rank), int(parallel.world_size)
-        self._options = Options.parse(
-            vllm_config.kv_transfer_config.kv_connector_extra_config
-        ).for_one_of(self._ranks)
+        self._options = Options.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._agreement = Agreement(self._ranks)
-        self._shape = read_shape(kv_cache_config)
+        self._shape = read_shape(vllm_config, kv_cache_config)
         if role is KVConnectorRole.WORKER:
             lay_side_by_side(vllm_config, kv_cache_config)
         self._engine = str(vllm_config.kv_transfer_config.engine_id)
@@ -153,10 +151,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         with warnings_told():
             settings = self._options.settings(
                 block_tokens=shape.block_tokens,
-                block_bytes=shape.block_bytes,
+                block_bytes=shape.whole_bytes,
                 device_slots=gpu_block_pool.num_gpu_blocks - 1,
+                links=self._ranks,
             )
-        tell_sizes(settings, self._ranks)
+        tell_sizes(settings)
         self._scheduler = self._pair.scheduler = SchedulerHalf(
             settings,
             gpu_block_pool,
@@ -169,6 +168,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             hint_bounds=self._options.hint_bounds(gpu_block_pool.num_gpu_blocks - 1),
             mode_file=self._options.mode_file,
             events=bool(gpu_block_pool.enable_kv_cache_events),
+            links=self._ranks,
             hands=lambda: self._pair.worker,
         )
 

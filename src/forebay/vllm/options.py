@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from forebay.bounds import SHARE, Bound, Made, Real, Whole, settle
-from forebay.config import CACHE_BOUNDS, MIB, CacheSettings, SaveMode
+from forebay.config import CACHE_BOUNDS, LINK_BYTES_PER_S, MIB, CacheSettings, SaveMode
 from forebay.core.modes import Mode
 from forebay.errors import SettingsError
 from forebay.machine.sizes import parse_size
@@ -65,12 +65,10 @@ class Options:
         given = {name: _sized(name, value) for name, value in extra.items()}
         return cls(**given)  # pyright: ignore[reportArgumentType]
 
-    def for_one_of(self, workers: int) -> Options:
-        """The options of one of several workers, which share the host memory evenly."""
-        return replace(self, host_bytes=max(1, self.host_bytes // workers))
-
     def host_slots(self, block_bytes: int) -> int:
-        """Blocks that fit the host memory. Raises SettingsError if not even one does."""
+        """Blocks that fit the host memory, each of so many bytes in all workers together. Raises
+        SettingsError if not even one does.
+        """
         slots = self.host_bytes // block_bytes
         if slots < 1:
             raise SettingsError(
@@ -79,30 +77,36 @@ class Options:
             )
         return slots
 
-    def window(self, block_bytes: int) -> int:
-        """Bytes of one window: as set, or less where the host memory is small."""
-        most = self.host_slots(block_bytes) * block_bytes // _LEAST_WINDOWS
+    def window(self, block_bytes: int, slots: int) -> int:
+        """Bytes of one window over so many host slots: as set, or less where they are few."""
+        most = slots * block_bytes // _LEAST_WINDOWS
         return max(block_bytes, min(self.window_bytes, most))
 
     def hint_bounds(self, device_slots: int) -> HintBounds:
         """What hints may take of `device_slots` blocks."""
         return HintBounds(self.hints, int(device_slots * self.hint_share), self.hint_expiry_s)
 
-    def settings(self, *, block_tokens: int, block_bytes: int, device_slots: int) -> CacheSettings:
-        """The settings of a cache over `device_slots` blocks of vLLM's pool."""
+    def settings(
+        self, *, block_tokens: int, block_bytes: int, device_slots: int, links: int = 1
+    ) -> CacheSettings:
+        """The settings of a cache over `device_slots` blocks of vLLM's pool, each of which moves
+        over so many links, a part of its `block_bytes` over each.
+        """
+        slots = self.host_slots(block_bytes)
         return CacheSettings(
             block_tokens=block_tokens,
             block_bytes=block_bytes,
             device_slots=device_slots,
-            host_slots=self.host_slots(block_bytes),
+            host_slots=slots,
             mode=self.mode,
             save_mode=self.save_mode,
-            window_bytes=self.window(block_bytes),
+            window_bytes=self.window(block_bytes, slots),
             look_ahead_requests=self.look_ahead_requests,
             prefetch_share=self.prefetch_share,
             reserve_share=self.reserve_share,
             min_load_tokens=self.min_load_tokens,
             min_save_tokens=self.min_save_tokens,
+            link_bytes_per_s=links * LINK_BYTES_PER_S,
             # A request is matched by vLLM itself, which finds what has landed.
             waits_on_host=True,
         )

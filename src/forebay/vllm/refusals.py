@@ -62,7 +62,11 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (model.runner_type != "generate", f"the runner {model.runner_type!r}"),
         (model.enable_prompt_embeds, "prompt embeddings"),
         (model.enable_sleep_mode, "sleep mode (KV memory is given back and mapped anew)"),
-        (parallel.pipeline_parallel_size > 1, "pipeline parallelism (each stage has other layers)"),
+        (
+            parallel.pipeline_parallel_size > 1 and parallel.distributed_executor_backend != "mp",
+            f"pipeline parallelism by the executor {parallel.distributed_executor_backend!r} "
+            "(tried was mp, by which the workers of all stages answer)",
+        ),
         (
             parallel.data_parallel_size > 1 and model.is_moe,
             "data parallelism of a mixture of experts (its engines step together)",

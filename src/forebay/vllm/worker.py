@@ -71,7 +71,7 @@ class WorkerHalf:
                 "copy_bytes_per_s slows copies of the CPU only: leave it away on a GPU"
             )
         index = (device.index or 0) if device.type == "cuda" else None
-        slots = options.host_slots(shape.block_bytes)
+        slots = options.host_slots(shape.whole_bytes)
         self._stream, self._drain = stream, drain
         self._parts = parts_of(shape, caches)
         if device.type == "cuda":
@@ -82,7 +82,7 @@ class WorkerHalf:
                 device_pool(shape, self._parts),
                 self._host.pool,
                 backend=device.type,
-                window_bytes=options.window(shape.block_bytes),
+                window_bytes=options.window(shape.block_bytes, slots),
                 link_bytes_per_s=options.copy_bytes_per_s,
                 device_index=index or 0,
             )

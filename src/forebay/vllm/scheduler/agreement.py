@@ -1,10 +1,10 @@
 """The news of several workers as the news of one.
 
-With tensor parallelism each worker moves its own part of every block, between the same slots, by
-the same orders. Which of them is how far is not asked for: each says what is new with the output of
-a step, vLLM puts together what they say in one step, and it is counted here. So a transfer is
-issued when all have issued it and ends when it has ended everywhere, and no worker ever waits for
-another.
+Each worker moves its own part of every block, between the same slots, by the same orders: its heads
+with tensor parallelism, its layers with pipeline parallelism. Which of them is how far is not asked
+for: each says what is new with the output of a step, vLLM puts together what they say in one step,
+and it is counted here. So a transfer is issued when all have issued it and ends when it has ended
+everywhere, and no worker ever waits for another.
 """
 
 from __future__ import annotations
@@ -75,11 +75,14 @@ class Agreement:
 
 
 def _together(at: dict[int, Completion]) -> Completion:
-    """How a transfer ended, from how it ended at each rank. Bytes are those of one rank."""
+    """How a transfer ended, from how it ended at each rank. Bytes are those of all, but none where
+    one of them moved none: its link may stand still.
+    """
     all_ = list(at.values())
     if len(all_) == 1:
         return all_[0]
     done = min(each.blocks_done for each in all_)
+    moved = [each.bytes for each in all_]
     torn = [each.torn for each in all_ if each.torn]
     outcome = Outcome(max(each.outcome for each in all_))
     # On several machines clocks are not the same: times are by that of the first rank.
@@ -92,7 +95,7 @@ def _together(at: dict[int, Completion]) -> Completion:
         blocks_done=done,
         blocks_touched=max([done, *(each.stop for each in torn)]),
         torn_from=min((each.start for each in torn), default=done),
-        bytes=min(each.bytes for each in all_),
+        bytes=sum(moved) if all(moved) else 0,
         started_s=started_s,
         finished_s=started_s + took_s,
         error="; ".join(errors) if outcome is Outcome.FAILED else "",

@@ -47,7 +47,8 @@ from forebay.vllm.scheduler.turns import Turns
 from forebay.vllm.seen.events import HostEvents
 
 _IDLE_PIECE_BYTES = 256 << 20
-"""A load on an idle engine goes in such pieces, 5 ms of a fast link each: it begins sooner."""
+"""A load on an idle engine goes in such pieces over each link, 5 ms of a fast one: it begins
+sooner."""
 _PIECE_BYTES = 2 << 30
 """And any other in such: each takes its part of the time of a step, and so does its end."""
 
@@ -58,8 +59,8 @@ class SchedulerHalf:
     `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
     watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the width of its block hashes.
     `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
-    wants KV events. `hands` gives the worker where it is in this thread, `clock` is that of the
-    worker, in seconds.
+    wants KV events. A part of each block moves over each of `links`. `hands` gives the worker where
+    it is in this thread, `clock` is that of the worker, in seconds.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class SchedulerHalf:
         hint_bounds: HintBounds = NO_HINTS,
         mode_file: str = "",
         events: bool = False,
+        links: int = 1,
         hands: Callable[[], Hands | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self._clock = clock
         self._most_running = most_running
+        self._links = links
         step = -(-step_tokens // settings.block_tokens) + most_running
         slots = settings.device_slots, settings.host_slots
         self._device = device = VllmDevicePool(
@@ -106,7 +109,7 @@ class SchedulerHalf:
         self._ledger = parts.ledger
         self._loads = loads = Loads(parts, self._patience_s, self._piece_blocks)
         self._ahead = LookAhead(parts, loads)
-        self._saves = saves = Saves(parts, displaces=True, step_blocks=step)
+        self._saves = saves = Saves(parts, displaces=True, step_blocks=step, links=links)
         self._mode_file = ModeFile(mode_file, settings.mode)
         self._lately = Lately(device)
         self._roster = roster = Roster(
@@ -349,7 +352,7 @@ class SchedulerHalf:
     def _piece_blocks(self) -> int:
         """Of the loads that begin now."""
         piece_bytes = _IDLE_PIECE_BYTES if self._idle else _PIECE_BYTES
-        return max(1, piece_bytes // self.settings.block_bytes)
+        return max(1, self._links * piece_bytes // self.settings.block_bytes)
 
     def _patience_s(self, entry: Waiting) -> float:
         """How long a request waits for its loads once its turn has come: while others go on, so

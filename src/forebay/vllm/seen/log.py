@@ -38,15 +38,14 @@ def warnings_told() -> Generator[None]:
         _logger.warning("Forebay: %s", each.message)
 
 
-def tell_sizes(settings: CacheSettings, workers: int) -> None:
-    """Log the cache's sizes; of a block each of `workers` has `block_bytes`."""
-    host_bytes = settings.host_slots * settings.block_bytes * workers
+def tell_sizes(settings: CacheSettings) -> None:
+    """Log the cache's sizes."""
     _logger.info(
         "Forebay %s in mode %s: host memory for %s tokens (%s), vLLM's own for %s; blocks of %d",
         installed_version(),
         settings.mode.value,
         f"{settings.host_slots * settings.block_tokens:,}",
-        show_size(host_bytes),
+        show_size(settings.host_slots * settings.block_bytes),
         f"{settings.device_slots * settings.block_tokens:,}",
         settings.block_tokens,
     )

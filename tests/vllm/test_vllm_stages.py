@@ -1,0 +1,220 @@
+"""Pipeline parallelism: each stage has other layers of a block, and several steps are under way."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+from test_vllm_end_to_end import CROWDED, ONE_BY_ONE, equal_as_far, renamed, requests
+from test_vllm_schedules import live, random_settings
+from vllm_programs import connector, engine_options, served
+from vllm_toy import LANES, answers, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy_bytes import Watched
+from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS
+from vllm_toy_stages import StagedEngine
+
+from forebay.core.ledger import Source
+from forebay.transfer.messages import Direction, Report
+from forebay.vllm.messages import News
+from forebay.vllm.scheduler.agreement import Agreement, Ranked
+from forebay.vllm.worker import WorkerHalf
+
+BLOCK = 1
+"""Windows of so many bytes are one block."""
+
+MakeStaged = Callable[..., StagedEngine]
+
+
+@pytest.fixture
+def staged(tiny_llama: Path) -> Iterator[MakeStaged]:
+    """Makes engines of stages, and closes them."""
+    engines: list[StagedEngine] = []
+
+    def make(**options: Any) -> StagedEngine:
+        engines.append(StagedEngine(tiny_llama, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_lives_of_stages(staged: MakeStaged, seed: int, lag: int):
+    """Two of unequal length or three: each is at another step, and some are late."""
+    dice = random.Random(2000 + seed)
+    settings = random_settings(dice)
+    late = dice.choice([0.0, 2e5, 1e6])
+    engine = staged(
+        stages=dice.choice([2, 3]), seed=seed, lag=lag, late_bytes_per_s=late, **settings
+    )
+    watched = Watched(engine)
+    one = dice.choice(engine.workers).worker_half._mover.core
+    one.fail_window(dice.choice([Direction.LOAD, Direction.SAVE]), dice.randrange(60))
+    for _ in range(5):
+        live(engine, dice, steps=30)
+        watched.check_books()
+    engine.run()
+    watched.check_device()
+    watched.check_host()
+    assert not wrong_answers(engine)
+    assert sum(asked.ended == "finished" for asked in engine.asked.values()) > 5
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_load_is_found_when_the_last_stage_has_its_layers(staged: MakeStaged, late: int):
+    engine = staged()
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    core = engine.workers[late].worker_half._mover.core
+    for lane in LANES:
+        core.hold_lane(Direction.LOAD, lane)
+    again = engine.ask(prompt_of(1, 200), 8)
+    for _ in range(40):
+        engine.step()
+    # The other stage has long had its layers, and nothing is found yet.
+    assert engine.half._flights.load_blocks
+    assert not again.given
+    for lane in LANES:
+        core.release_lane(Direction.LOAD, lane)
+    engine.run()
+    assert not wrong_answers(engine)
+    stats = engine.half.stats()
+    assert stats.sources[Source.HOST] == 200 // BLOCK_TOKENS
+    # Of all three layers.
+    assert stats.loaded_bytes == 200 // BLOCK_TOKENS * 3 * BLOCK_BYTES
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_stage_that_is_believed_too_early_is_noticed(
+    staged: MakeStaged, monkeypatch: pytest.MonkeyPatch, late: int
+):
+    """The mutant: what the other stage says counts for all."""
+
+    def other_alone(self: Agreement, told: tuple[Ranked, ...]) -> News:
+        nothing = News(Report((), (), 0), 400)
+        return next((news for rank, news in told if rank != late), nothing)
+
+    monkeypatch.setattr(Agreement, "hear", other_alone)
+    engine = staged()
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    core = engine.workers[late].worker_half._mover.core
+    for lane in LANES:
+        core.hold_lane(Direction.LOAD, lane)
+    again = engine.ask(prompt_of(1, 200), 8)
+    while not again.ended:
+        engine.step()
+    for lane in LANES:
+        core.release_lane(Direction.LOAD, lane)
+    assert wrong_answers(engine)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_save_ends_before_its_stage_writes_what_it_reads(
+    staged: MakeStaged, monkeypatch: pytest.MonkeyPatch, late: int, rule: str
+):
+    """Each stage has to see to it by itself: it is at a step of its own."""
+    if rule == "broken":
+        monkeypatch.setattr(WorkerHalf, "_settle", lambda self, saves: None)
+    engine = staged(blocks=14, window_bytes=BLOCK, min_load_tokens=0)
+    core = engine.workers[late].worker_half._mover.core
+    for lane in LANES:
+        core.hold_lane(Direction.SAVE, lane)
+    first = engine.ask(prompt_of(1, 200), 1)
+    while not first.ended:
+        engine.step()
+    # The next one takes the same slots while they are being saved.
+    second = engine.ask(prompt_of(2, 200), 1)
+    release = threading.Timer(
+        0.5, lambda: [core.release_lane(Direction.SAVE, lane) for lane in LANES]
+    )
+    release.start()
+    while not second.ended:
+        engine.step()
+    release.join()
+    engine.run()
+    again = engine.ask(prompt_of(1, 200), 4)
+    engine.run()
+    assert engine.half.stats().sources[Source.HOST] > 0
+    assert (again.given == answers(again.prompt, 4)) == (rule == "kept")
+
+
+@pytest.mark.timeout(900)
+def test_stages_of_unequal_length_give_the_tokens_that_they_give_alone(
+    tiny_llama: Path, tmp_path: Path
+):
+    """Three layers over two stages: with aborts and preemption, and a load that fails in one."""
+    stages = {**CROWDED, "pipeline_parallel_size": 2}
+    wanted = requests(4, aborts=False)
+    alone = served(tmp_path, [{"requests": wanted}], engine_options(tiny_llama, **stages))
+    rounds = [
+        {"requests": requests(4, aborts=True)},
+        {"requests": renamed(wanted, "b"), "reset": True},
+        {"requests": renamed(wanted, "c"), "reset": True, "fail_load_at": 1},
+        # With a block out of use vLLM cannot be reset; but all do not fit into its pool.
+        {"requests": renamed(wanted, "d"), "bring_nothing_at": 0},
+    ]
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, stages, window_bytes=BLOCK))
+    *kept, broken = (
+        equal_as_far(
+            alone["rounds"][0],
+            {f"4-{name.split('-')[1]}": said for name, said in each.items()},
+        )
+        for each in ours["rounds"]
+    )
+    for each in kept:
+        assert all(each.values()), each
+    assert not all(broken.values()), "a stage whose loads bring nothing was not noticed"
+    assert ours["sources"]["host"] > 0
+    assert ours["preempted"] > 0
+    assert ours["failed_loads"] == 1
+    # One block is out of use with the copy that failed.
+    assert ours["free"] == ours["blocks"] - 2
+    assert_shared(ours, layers=[2, 1])
+
+
+@pytest.mark.timeout(900)
+def test_stages_of_two_workers_each_find_what_was_saved(tiny_llama: Path, tmp_path: Path):
+    """Tensor and pipeline parallelism together."""
+    four = {**ONE_BY_ONE, "pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    wanted = [{**each, "answer": 10} for each in requests(5, aborts=False)[:3]]
+    rounds = [
+        {"requests": wanted},
+        {"requests": renamed(wanted, "b"), "reset": True},
+        {"requests": renamed(wanted, "c"), "reset": True, "bring_nothing_at": 3},
+    ]
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, four), timeout_s=600)
+    computed, loaded, broken = (list(each.values()) for each in ours["rounds"])
+    assert loaded == computed
+    assert broken != computed, "a worker whose loads bring nothing was not noticed"
+    whole = sum((len(each["prompt"]) - 1) // 32 for each in wanted)
+    assert ours["sources"]["host"] == 2 * whole
+    assert ours["free"] == ours["blocks"] - 1
+    assert_shared(ours, layers=[2, 2, 1, 1])
+
+
+def with_ours(model: Path, stages: dict[str, Any], **extra: Any) -> dict[str, Any]:
+    """The arguments of an engine of `stages` with the connector; `extra` are its options."""
+    return engine_options(model, kv_transfer_config=connector(**extra), **stages)
+
+
+def assert_shared(told: dict[str, Any], layers: list[int]) -> None:
+    """All workers have as many host slots, of the layers that each has, and all memory is used."""
+    slots, sizes = zip(*told["host"], strict=True)
+    assert len(set(slots)) == 1
+    assert [size // sizes[-1] for size in sizes] == layers
+    assert 0 <= (64 << 20) - slots[0] * sum(sizes) < sum(sizes)
