@@ -32,7 +32,7 @@ def offsets(pool: Pool) -> list[tuple[int, int]]:
 
 def test_numbers_of_one_byte():
     """A KV cache of fp8: vLLM's tensors are of bytes, and all layers of a block one run of them."""
-    shape = KVShape(TOKENS, LAYERS * PAGE // 2, BLOCKS)
+    shape = KVShape(TOKENS, LAYERS * PAGE // 2, BLOCKS, LAYERS * PAGE // 2)
     whole = torch.zeros((BLOCKS, LAYERS, TOKENS, HEADS, 2 * SIZE), dtype=torch.uint8)
     caches = {f"layer {each}": whole[:, each] for each in range(LAYERS)}
     (part,) = parts_of(shape, caches)
