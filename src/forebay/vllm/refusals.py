@@ -55,6 +55,8 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
             bool(getattr(cache, "calculate_kv_scales", False)),
             "calculate_kv_scales (scales of the first prompt)",
         ),
+        # Without draft layers too: behind a prompt that is found whole vLLM makes room for drafts,
+        # and `last_block` would be one of theirs.
         (config.speculative_config is not None, "speculative decoding (draft layers' KV)"),
         (model.is_multimodal_model, "multimodal models"),
         (model.is_encoder_decoder, "encoder-decoder models"),
