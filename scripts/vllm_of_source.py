@@ -20,6 +20,7 @@ TESTS = (
     "policy",
     "resets",
     "schedules",
+    "stages",
     "near",
     "idle_lives",
     "hangs",

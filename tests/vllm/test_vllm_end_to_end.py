@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,60 @@ def test_two_workers_that_share_each_block_give_the_same_tokens(tiny_llama: Path
 
 
 @pytest.mark.timeout(900)
+def test_stages_of_unequal_length_give_the_tokens_that_they_give_alone(
+    tiny_llama: Path, tmp_path: Path
+):
+    """Three layers over two stages: with aborts and preemption, and a load that fails in one."""
+    stages = {**CROWDED, "pipeline_parallel_size": 2}
+    wanted = requests(4, aborts=False)
+    alone = served(tmp_path, [{"requests": wanted}], engine_options(tiny_llama, **stages))
+    rounds = [
+        {"requests": requests(4, aborts=True)},
+        {"requests": renamed(wanted, "b"), "reset": True},
+        {"requests": renamed(wanted, "c"), "reset": True, "fail_load_at": 1},
+        # With a block out of use vLLM cannot be reset; but all do not fit into its pool.
+        {"requests": renamed(wanted, "d"), "bring_nothing_at": 0},
+    ]
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, {"window_bytes": 1}, **stages))
+    *kept, broken = (
+        equal_as_far(
+            alone["rounds"][0],
+            {f"4-{name.split('-')[1]}": said for name, said in each.items()},
+        )
+        for each in ours["rounds"]
+    )
+    for each in kept:
+        assert all(each.values()), each
+    assert not all(broken.values()), "a stage whose loads bring nothing was not noticed"
+    assert ours["sources"]["host"] > 0
+    assert ours["preempted"] > 0
+    assert ours["failed_loads"] == 1
+    # One block is out of use with the copy that failed.
+    assert ours["free"] == ours["blocks"] - 2
+    assert_shared(ours, layers=[2, 1])
+
+
+@pytest.mark.timeout(900)
+def test_stages_of_two_workers_each_find_what_was_saved(tiny_llama: Path, tmp_path: Path):
+    """Tensor and pipeline parallelism together."""
+    four = {**ONE_BY_ONE, "pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    wanted = [{**each, "answer": 10} for each in requests(5, aborts=False)[:3]]
+    rounds = [
+        {"requests": wanted},
+        {"requests": renamed(wanted, "b"), "reset": True},
+        {"requests": renamed(wanted, "c"), "reset": True, "bring_nothing_at": 3},
+    ]
+    ours = served(tmp_path, rounds, with_ours(tiny_llama, **four), timeout_s=600)
+    computed, loaded, broken = (list(each.values()) for each in ours["rounds"])
+    assert loaded == computed
+    assert broken != computed, "a worker whose loads bring nothing was not noticed"
+    whole = sum((len(each["prompt"]) - 1) // 32 for each in wanted)
+    assert ours["sources"]["host"] == 2 * whole
+    assert ours["free"] == ours["blocks"] - 1
+    assert_shared(ours, layers=[2, 2, 1, 1])
+
+
+@pytest.mark.timeout(900)
 def test_engines_side_by_side_each_have_host_memory_of_their_own(tiny_llama: Path):
     told = json.loads(ran("vllm_side_by_side.py", tiny_llama, timeout_s=600).splitlines()[-1])
     assert told["before"] == told["after"]
@@ -208,10 +263,18 @@ def test_the_connector_is_found_by_its_name_in_the_engines_own_process(
     assert ours["hits"][1] - ours["hits"][0] == whole
 
 
-def with_ours(model: Path, **more: Any) -> dict[str, Any]:
-    """The arguments of an engine with the connector."""
-    return engine_options(model, kv_transfer_config=connector(), **more)
+def with_ours(model: Path, extra: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """The arguments of an engine with the connector; `extra` are options of that."""
+    return engine_options(model, kv_transfer_config=connector(**(extra or {})), **more)
 
 
 def renamed(wanted: list[dict[str, Any]], letter: str) -> list[dict[str, Any]]:
     return [{**each, "name": f"{letter}-{place}"} for place, each in enumerate(wanted)]
+
+
+def assert_shared(told: dict[str, Any], layers: list[int]) -> None:
+    """All workers have as many host slots, of the layers that each has, and all memory is used."""
+    slots, sizes = zip(*told["host"], strict=True)
+    assert len(set(slots)) == 1
+    assert [size // sizes[-1] for size in sizes] == layers
+    assert 0 <= (64 << 20) - slots[0] * sum(sizes) < sum(sizes)

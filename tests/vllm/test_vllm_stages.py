@@ -12,9 +12,7 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
-from test_vllm_end_to_end import CROWDED, ONE_BY_ONE, equal_as_far, renamed, requests
 from test_vllm_schedules import live, random_settings
-from vllm_programs import connector, engine_options, served
 from vllm_toy import LANES, answers, assert_nothing_left, prompt_of, wrong_answers
 from vllm_toy_bytes import Watched
 from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS
@@ -151,70 +149,3 @@ def test_a_save_ends_before_its_stage_writes_what_it_reads(
     engine.run()
     assert engine.half.stats().sources[Source.HOST] > 0
     assert (again.given == answers(again.prompt, 4)) == (rule == "kept")
-
-
-@pytest.mark.timeout(900)
-def test_stages_of_unequal_length_give_the_tokens_that_they_give_alone(
-    tiny_llama: Path, tmp_path: Path
-):
-    """Three layers over two stages: with aborts and preemption, and a load that fails in one."""
-    stages = {**CROWDED, "pipeline_parallel_size": 2}
-    wanted = requests(4, aborts=False)
-    alone = served(tmp_path, [{"requests": wanted}], engine_options(tiny_llama, **stages))
-    rounds = [
-        {"requests": requests(4, aborts=True)},
-        {"requests": renamed(wanted, "b"), "reset": True},
-        {"requests": renamed(wanted, "c"), "reset": True, "fail_load_at": 1},
-        # With a block out of use vLLM cannot be reset; but all do not fit into its pool.
-        {"requests": renamed(wanted, "d"), "bring_nothing_at": 0},
-    ]
-    ours = served(tmp_path, rounds, with_ours(tiny_llama, stages, window_bytes=BLOCK))
-    *kept, broken = (
-        equal_as_far(
-            alone["rounds"][0],
-            {f"4-{name.split('-')[1]}": said for name, said in each.items()},
-        )
-        for each in ours["rounds"]
-    )
-    for each in kept:
-        assert all(each.values()), each
-    assert not all(broken.values()), "a stage whose loads bring nothing was not noticed"
-    assert ours["sources"]["host"] > 0
-    assert ours["preempted"] > 0
-    assert ours["failed_loads"] == 1
-    # One block is out of use with the copy that failed.
-    assert ours["free"] == ours["blocks"] - 2
-    assert_shared(ours, layers=[2, 1])
-
-
-@pytest.mark.timeout(900)
-def test_stages_of_two_workers_each_find_what_was_saved(tiny_llama: Path, tmp_path: Path):
-    """Tensor and pipeline parallelism together."""
-    four = {**ONE_BY_ONE, "pipeline_parallel_size": 2, "tensor_parallel_size": 2}
-    wanted = [{**each, "answer": 10} for each in requests(5, aborts=False)[:3]]
-    rounds = [
-        {"requests": wanted},
-        {"requests": renamed(wanted, "b"), "reset": True},
-        {"requests": renamed(wanted, "c"), "reset": True, "bring_nothing_at": 3},
-    ]
-    ours = served(tmp_path, rounds, with_ours(tiny_llama, four), timeout_s=600)
-    computed, loaded, broken = (list(each.values()) for each in ours["rounds"])
-    assert loaded == computed
-    assert broken != computed, "a worker whose loads bring nothing was not noticed"
-    whole = sum((len(each["prompt"]) - 1) // 32 for each in wanted)
-    assert ours["sources"]["host"] == 2 * whole
-    assert ours["free"] == ours["blocks"] - 1
-    assert_shared(ours, layers=[2, 2, 1, 1])
-
-
-def with_ours(model: Path, stages: dict[str, Any], **extra: Any) -> dict[str, Any]:
-    """The arguments of an engine of `stages` with the connector; `extra` are its options."""
-    return engine_options(model, kv_transfer_config=connector(**extra), **stages)
-
-
-def assert_shared(told: dict[str, Any], layers: list[int]) -> None:
-    """All workers have as many host slots, of the layers that each has, and all memory is used."""
-    slots, sizes = zip(*told["host"], strict=True)
-    assert len(set(slots)) == 1
-    assert [size // sizes[-1] for size in sizes] == layers
-    assert 0 <= (64 << 20) - slots[0] * sum(sizes) < sum(sizes)
