@@ -104,7 +104,7 @@ def figures(start: Start, ours: str) -> list[Figure]:
     made: list[Figure] = []
     for answer in (64, 16):
         made += _backlog(start, ours, answer)
-    made += _hits(start, ours)
+    made += _hits(start, ours if start.raw(ours, "solo") else ours + "_small")
     made += _pairs("no_hits", start, ours, NONE, "no_hits", lambda mine, other: other / mine)
     made += _itl(start, ours)
     made += _thrash(start, ours + "_small")
@@ -193,7 +193,11 @@ def _hits(start: Start, ours: str) -> list[Figure]:
         if floors:
             ratios = [host / floor for host, floor in zip(hosts, floors, strict=True)]
             made.append(_median(f"hit_{label}", ratios, {**told, "floors_ms": floors}))
-        natives = [_ttfts(start, arm, length).get("host_hit") for arm in NATIVE]
+        natives = [
+            _ttfts(start, arm, length).get("host_hit")
+            for arm in start.arms
+            if arm.removesuffix("_small") in NATIVE
+        ]
         medians = [statistics.median(values) for values in natives if values]
         if medians:
             value = statistics.median(hosts) / min(medians)

@@ -14,12 +14,19 @@ from pages import ROOT, page, rows
 from forebay.measure.report import Figure, read
 
 RESULTS = ROOT / "benchmarks" / "results" / "h200-16-cores" / "vllm"
-RUNS = {"1": "hits-and-backlogs", "2": "no-hits-and-thrash", "3": "convoy"}
+RUNS = {
+    "1": "hits-and-backlogs",
+    "2": "no-hits-and-thrash",
+    "3": "convoy",
+    "4": "beside-all-natives",
+}
 BENCHMARK = ROOT / "benchmarks" / "inside_vllm"
 LENGTHS = {"16k": "16,384", "32k": "32,768"}
 KINDS = {"host_hit": "in host memory", "gpu_hit": "on the GPU", "cold": "computed"}
 UNITS = {"nats per token": " nats", "s": " s"}
 ARMS = ("forebay", "all_resident", "offloading_v1")
+NATIVES = ("offloading_v1", "offloading", "simple")
+WAYS = {"no connector": "none", "`b0`": "b0", "`b3`": "b3", "`b4`": "b4"}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +67,38 @@ def test_times_are_those_of_the_rounds(kept: Mapping[str, Mapping[str, Figure]])
         assert listed[label] == [_milliseconds(each) for each in rounds], label
 
 
+def test_times_beside_all_natives_are_those_of_the_rounds(
+    kept: Mapping[str, Mapping[str, Figure]],
+):
+    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 5}
+    run: Mapping[str, Any] = {id: figure.settings for id, figure in kept["4"].items()}
+    seconds = run["thrash_vs_native"]["seconds"]
+    times = {
+        "convoy, median": run["convoy"]["median_ttft_ms"],
+        "convoy, the last one": run["convoy"]["last_ttft_ms"],
+        "thrash, until all are answered": {
+            arm: [1e3 * each for each in rounds] for arm, rounds in seconds.items()
+        },
+    }
+    for length, tokens in LENGTHS.items():
+        times[f"{tokens} tokens alone, in host memory"] = {
+            arm: kinds.get("host_hit", []) for arm, kinds in run[f"hit_{length}"]["ttft_ms"].items()
+        }
+    for label, rounds in times.items():
+        arms = [f"{arm}_small" for arm in (ARMS[0], *NATIVES)]
+        assert listed[label] == [_milliseconds(rounds.get(arm, [])) for arm in arms], label
+
+
+def test_times_of_vllms_own_load_generator_are_those_kept():
+    figures = {figure.id: figure.value for figure in read(RESULTS / "bench-serve.json")}
+    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 4}
+    for label, way in WAYS.items():
+        told = next(row for name, row in listed.items() if name.endswith((label, f"({label})")))
+        assert told == [f"{figures[f'bench_serve_{way}_p{q}']:,.0f}" for q in (50, 90, 99)], label
+
+
 def test_the_readme_says_what_was_measured(kept: Mapping[str, Mapping[str, Figure]]):
-    first, second, third = _values(kept)
+    first, second, third, fourth = _values(kept)
     listed = [row[1] for row in rows((ROOT / "README.md").read_text()) if len(row) == 2]
     shares = [f"{first[f'backlog_{answer}_p50'] * 100:.0f} %" for answer in (16, 64)]
     assert listed == [
@@ -70,20 +107,22 @@ def test_the_readme_says_what_was_measured(kept: Mapping[str, Mapping[str, Figur
         " and ".join(shares),
         f"{first['hit_16k']:.2f} and {second['hit_16k']:.2f} in two runs",
         f"{first['hit_32k']:.2f} and {second['hit_32k']:.2f}",
+        f"{fourth['hit_16k_vs_native']:.2f} with 16,384 tokens, "
+        f"{fourth['hit_32k_vs_native']:.2f} with 32,768",
         f"{second['no_hits']:.3f}",
         f"{second['thrash_vs_native']:.2f}, and {second['thrash_bytes']:.3f} "
         "bytes loaded for each used",
-        f"{third['convoy_vs_native']:.2f}",
+        "{:.2f} and {:.2f} in two runs".format(*(r["convoy_vs_native"] for r in (third, fourth))),
         f"{first['itl']:.2f}",
         f"{second['pin_start_s']:.2f} s",
     ]
 
 
 def test_what_is_said_in_words_is_in_the_results(kept: Mapping[str, Mapping[str, Figure]]):
-    first, second, _ = _values(kept)
+    first, second, _, fourth = _values(kept)
     convoys = [
         statistics.median(_convoys(kept, run)[arm + "_small"])
-        for run in ("2", "3")
+        for run in ("2", "3", "4")
         for arm in (ARMS[0], ARMS[2])
     ]
     starts: Any = kept["2"]["pin_start_s"].settings["offloading_v1_small"]
@@ -94,7 +133,9 @@ def test_what_is_said_in_words_is_in_the_results(kept: Mapping[str, Mapping[str,
         f"third turn was {_backlogs(first)[0]:.2f} times that of `OffloadingConnector`",
         "with {:.3f}, and met it in run 2, with {:.3f}".format(*hinted),
         "missed its goal in run 2, with {:.0f} ms against {:.0f}".format(*convoys[:2]),
-        "In run 3 it met it, with {:.0f} ms against {:.0f}".format(*convoys[2:]),
+        "In run 3 it met it, with {:.0f} ms against {:.0f}".format(*convoys[2:4]),
+        "missed both goals**, with {:.0f} ms against {:.0f}".format(*convoys[4:]),
+        f"The last one has it {fourth['convoy_last_vs_native']:.3f} times as late",
         f"by {second['divergence']:g} nats, 72 times of {len(kept['2']['divergence'].samples)}",
         f"moves it by {second['divergence_recomputed']:.3f} nats",
         f"swapped block by {second['divergence_swapped']:.3f}",
