@@ -106,6 +106,7 @@ def _supported(config: Any, more: dict[str, Any]) -> bool:
         and config.parallel_config.pipeline_parallel_size == 1
         and config.model_config.runner_type == "generate"
         and not config.model_config.is_multimodal_model
+        and not config.model_config.is_diffusion
     )
 
 
