@@ -98,6 +98,8 @@ class Load:
             all_token_ids=[],
             kv_transfer_params=None,
             skip_reading_prefix_cache=False,
+            num_in_flight_tokens=0,
+            lora_request=None,
             status=SimpleNamespace(name="FINISHED_STOPPED"),
         )
 

@@ -19,9 +19,12 @@ from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS
 from vllm_toy_stages import StagedEngine
 
 from forebay.core.ledger import Source
+from forebay.core.requests import Waiting
 from forebay.transfer.messages import Direction, Report
 from forebay.vllm.messages import News
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
+from forebay.vllm.scheduler.records import Record
+from forebay.vllm.scheduler.turns import Turns
 from forebay.vllm.worker import WorkerHalf
 
 BLOCK = 1
@@ -149,3 +152,61 @@ def test_a_save_ends_before_its_stage_writes_what_it_reads(
     engine.run()
     assert engine.half.stats().sources[Source.HOST] > 0
     assert (again.given == answers(again.prompt, 4)) == (rule == "kept")
+
+
+@pytest.mark.parametrize(("stages", "lag"), [(3, 0), (2, 1)])
+def test_a_request_whose_outputs_are_under_way_is_not_put_off(
+    staged: MakeStaged, monkeypatch: pytest.MonkeyPatch, stages: int, lag: int
+):
+    """With three steps under way vLLM 0.26 asks about one that was preempted before its last output
+    came, and dies where that ends it among those put off.
+    """
+    asks_again = Turns._asks_again
+    put_off: list[int] = []
+
+    def often(self: Turns, record: Record, entry: Waiting, now_s: float) -> bool:
+        if record.request.status.name == "PREEMPTED" and put_off.count(record.id) < 3:
+            put_off.append(record.id)
+            return True
+        return asks_again(self, record, entry, now_s)
+
+    monkeypatch.setattr(Turns, "_asks_again", often)
+    engine = staged(stages=stages, lag=lag, blocks=13, most_running=6, host_bytes=400 * BLOCK_BYTES)
+    asked, early = engine.half.asked, list[int | None]()
+
+    def watched(request: Any, local_tokens: int) -> int | None:
+        answer = asked(request, local_tokens)
+        if request.num_in_flight_tokens:
+            early.append(answer)
+        return answer
+
+    engine.half.asked = watched
+    dice = random.Random(1)
+    for number in range(150):
+        engine.ask(prompt_of(number, dice.randrange(28, 34)), dice.randrange(1, 8))
+    engine.run()
+    assert not wrong_answers(engine)
+    assert engine.preempted > 10
+    assert put_off
+    # Later versions wait for outputs before they ask.
+    waits_itself = hasattr(next(iter(engine.asked.values())).request, "num_stale_output_tokens")
+    assert bool(early) != waits_itself
+    assert None not in early
+    assert_nothing_left(engine)
+
+
+def test_what_starts_again_before_its_outputs_came_is_not_saved(staged: MakeStaged):
+    engine = staged()
+    admitted = engine.half.admitted
+
+    def early(request: Any, block: int | None) -> None:
+        request.num_in_flight_tokens += 1
+        admitted(request, block)
+        request.num_in_flight_tokens -= 1
+
+    engine.half.admitted = early
+    engine.ask(prompt_of(1, 200), 8)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert engine.half.stats().saved_bytes == 0
+    assert_nothing_left(engine)

@@ -88,6 +88,7 @@ class VllmRequest(Protocol):
     num_tokens: int
     num_computed_tokens: int
     num_output_tokens: int
+    num_in_flight_tokens: int
     max_tokens: int
     block_hashes: list[bytes]
     all_token_ids: Sequence[int]
@@ -301,6 +302,15 @@ def hash_of(block: Block) -> bytes | None:
 def left(request: VllmRequest) -> bool:
     """Whether its client left before it was answered."""
     return request.status.name == "FINISHED_ABORTED"
+
+
+def awaits_outputs(request: VllmRequest) -> bool:
+    """Whether outputs of steps that it was in before it was preempted have yet to come.
+
+    Those may end it, or bring a token that it computes again. 0.26 asks about it nevertheless,
+    where more than two steps are under way; later versions wait for them first.
+    """
+    return request.num_in_flight_tokens > 0
 
 
 def over(request: VllmRequest) -> bool:

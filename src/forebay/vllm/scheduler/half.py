@@ -26,7 +26,7 @@ from forebay.config import CacheSettings
 from forebay.core.block_ids import ids_for
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
-from forebay.vllm.adapter import BlockPool, Step, VllmRequest, left
+from forebay.vllm.adapter import BlockPool, Step, VllmRequest, awaits_outputs, left
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.scheduler.books import Books
 from forebay.vllm.scheduler.control import ModeFile
@@ -173,6 +173,9 @@ class SchedulerHalf:
         """
         record = self._roster.find(request)
         entry = None if record is None else self._line.get(record.id)
+        if record is not None and awaits_outputs(request):
+            # vLLM 0.26 may count a token twice: nothing that comes of it is saved.
+            record.wishes = record.wishes.kept_out()
         if record is None or entry is None:
             return
         if block is not None:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from forebay.cache.loads import Loads
 from forebay.cache.parts import Parts
 from forebay.core.requests import NotYet, Waiting
+from forebay.vllm.adapter import awaits_outputs
 from forebay.vllm.scheduler.hints import Hints
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record, Turn
@@ -43,6 +44,8 @@ class Turns:
         """vLLM, which is `idle` or not, could start it. Returns whether to ask again at the next
         step.
         """
+        if awaits_outputs(record.request):
+            return False  # vLLM 0.26 would find it ended among those put off, and die of it
         if entry is None:
             return record.lets_pass(now_s)
         if record.hint is None:
