@@ -163,7 +163,7 @@ def test_a_block_is_what_the_cases_below_say() -> None:
         ({"device_tokens": 15}, r"device_tokens 15 .* a device_tokens of 16 or more would work$"),
         ({"device_tokens": 15, "block_tokens": 8}, "or a block_tokens of 7$"),
         ({"host_bytes": 8191}, "host_bytes 8191 is less than one block of 8192 bytes"),
-        ({"host_bytes": GIB + 1}, "^host_bytes 1073741825 .* like 512 MiB"),
+        ({"host_bytes": GIB + 1}, r"^a host pool of 1 GiB \(host_bytes\) leaves .* like 512 MiB"),
         ({"device_tokens": GIB}, r"^device_tokens 1073741824 take 1 TiB, .* 524288 tokens"),
         ({"window_bytes": GIB}, "a window_bytes of 134217728 would work"),
         ({"link_bytes_per_s": 1}, "^at link_bytes_per_s 1 .* 34953 would work"),

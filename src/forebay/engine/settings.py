@@ -151,7 +151,7 @@ class EngineSettings:
         device_bytes = self.device_tokens * geometry.token_bytes
         if host_bytes >= memory_bytes:
             raise SettingsError(
-                f"a host pool of {show_size(self.host_bytes)} (host_bytes) is more than the "
+                f"a host pool of {show_size(self.host_bytes)} (host_bytes) leaves nothing of the "
                 f"{show_size(memory_bytes)} of memory that there are; use a smaller pool, like "
                 f"{show_size(memory_bytes // 2)}"
             )
