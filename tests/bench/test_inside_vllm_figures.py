@@ -18,6 +18,8 @@ from forebay.measure.report import document
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FOLDER = BENCHMARKS / "inside_vllm"
 KEPT = sorted(file for file in BENCHMARKS.glob("results/*/vllm/*") if file.is_dir())
+STOPPED = {"beside-all-natives": ["simple_small"]}
+"""Arms that did not reach their end, and are told so on the page of figures."""
 TOKEN_BYTES = 1000
 ASKED = 1000
 
@@ -245,7 +247,8 @@ def test_figures_that_are_kept_are_those_of_their_raw_samples(figures: Any, fold
     start = figures.Start.read(folder)
     kept = json.loads(folder.with_suffix(".json").read_text())
     assert document(figures.figures(start, "forebay"), start.origin) == kept
-    assert figures.faults(start) == []
+    broke = [told.partition(" broke:")[0] for told in figures.faults(start)]
+    assert broke == STOPPED.get(folder.name, []), "arms broke, or figures are not what they say"
     assert kept["machine"]["gpus"]
 
 
