@@ -12,18 +12,24 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 
 from vllm.distributed.kv_events import BlockStored
 from vllm.lora.request import LoRARequest
+from vllm.v1.core.sched.interface import PauseState
 from vllm_toy import (
     BLOCK_BYTES,
+    LANES,
     Asked,
     MakeEngine,
     ToyEngine,
+    answers,
     assert_nothing_left,
     prompt_of,
     wrong_answers,
 )
+from vllm_toy_bytes import Watched
 
 from forebay.core.ledger import Source
+from forebay.transfer.messages import Direction
 from forebay.vllm.scheduler.hints import HintOutcome
+from forebay.vllm.scheduler.near import NearLoads
 
 BLOCKS = 200 // 16
 
@@ -52,6 +58,16 @@ def loaded(engine: ToyEngine, adapter: LoRARequest | None) -> int:
     ask(engine, adapter)
     engine.run()
     assert not wrong_answers(engine)
+    return engine.half.stats().sources[Source.HOST] - before
+
+
+def loaded_right(engine: ToyEngine, adapter: LoRARequest) -> int:
+    """The same, where vLLM itself may have answered others wrongly."""
+    engine.try_to_reset()
+    before = engine.half.stats().sources[Source.HOST]
+    asked = ask(engine, adapter)
+    engine.run()
+    assert asked.given == answers(asked.prompt, 1, asked.first)
     return engine.half.stats().sources[Source.HOST] - before
 
 
@@ -136,6 +152,63 @@ def test_what_was_brought_for_one_that_is_replaced_is_let_go(toy: MakeEngine):
         "forebay": {"hint": {"refused": "its LoRA was loaded anew under its name"}}
     }
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("when", ["on its way", "near", "there"])
+def test_nobody_finds_what_was_brought_for_one_that_is_replaced(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, when: str
+):
+    """vLLM alone would have it no more."""
+    if when == "near":
+        monkeypatch.setattr("forebay.vllm.scheduler.near._STEP_S", 10.0)
+    else:
+        monkeypatch.setattr(NearLoads, "approach", lambda *_: None)
+    engine = toy(blocks=80, hint_share=0.5)
+    watched = Watched(engine)
+    loaded(engine, A)
+    engine.try_to_reset()
+    if when == "there":
+        ask(engine, A, params={"forebay": {"hint": {"eta_s": 1000.0}}})
+        engine.run()
+        assert engine.half.stats().loaded_bytes
+        new = ask(engine, lora("a", 3))
+    else:
+        for lane in LANES:
+            engine.mover.hold_lane(Direction.LOAD, lane)
+        gone = ask(engine, A)
+        if when == "on its way":
+            engine.step()
+        assert engine.half._flights.load_blocks
+        assert bool(engine.half._device._found_ahead) == (when == "near")
+        engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        new = ask(engine, lora("a", 3))
+        engine.abort(gone)
+        for lane in LANES:
+            engine.mover.release_lane(Direction.LOAD, lane)
+        while engine.half._flights.load_blocks:
+            engine.step()
+        engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.run()
+    assert new.given == answers(new.prompt, 1, new.first)
+    watched.check_books()
+    assert_nothing_left(engine)
+
+
+def test_a_name_is_kept_out_while_vllm_has_what_the_replaced_one_computed(toy: MakeEngine):
+    engine = toy()
+    loaded(engine, A)
+    runs = engine.ask(prompt_of(2, 40), 60)
+    for _ in range(3):
+        engine.step()
+    new = lora("a", 3)
+    ask(engine, new)
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True), "blocks are in use"
+    again = ask(engine, new)
+    assert engine.half._roster.find(again.request).wishes.keeps_out
+    engine.run()
+    assert runs.ended
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert [loaded_right(engine, new), loaded_right(engine, new)] == [0, BLOCKS]
 
 
 def test_events_name_the_lora_of_blocks(toy: MakeEngine):

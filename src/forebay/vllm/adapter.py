@@ -66,6 +66,10 @@ class BlockPool(Protocol):
         """Blocks without a reference."""
         ...
 
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Let nobody find these blocks any more; who has them keeps them."""
+        ...
+
     def cache_full_blocks(
         self,
         request: Any,
@@ -271,7 +275,7 @@ def missing_parts(pool: BlockPool) -> list[str]:
     """Parts of the block pool that this needs and that are not there, by name."""
     names = ["blocks", "null_block", "metrics_collector", "free_block_queue", "hash_block_size"]
     names += ["cached_block_hash_to_block", "get_new_blocks", "free_blocks", "get_num_free_blocks"]
-    names += ["cache_full_blocks", "touch"]
+    names += ["cache_full_blocks", "touch", "evict_blocks"]
     missing = [name for name in names if not hasattr(pool, name)]
     if "free_block_queue" not in missing:
         ends = ("fake_free_list_head", "fake_free_list_tail")
@@ -331,6 +335,25 @@ def cache_run(
     # Only the places of the run are looked at.
     places = [pool.null_block] * first + list(run)
     pool.cache_full_blocks(request, places, first, len(places), block_tokens, GROUP)
+
+
+def uncache(pool: BlockPool, slots: Iterable[int]) -> None:
+    """Let vLLM find nothing in `slots`, which are not handed out by that."""
+    watch, pool.metrics_collector = pool.metrics_collector, None
+    pool.evict_blocks(set(slots))
+    pool.metrics_collector = watch
+
+
+def lora_of(request: VllmRequest) -> tuple[int, str] | None:
+    """The number and name of the LoRA that `request` is for, if it is for one."""
+    lora = request.lora_request
+    return None if lora is None else (int(lora.lora_int_id), str(lora.lora_name))
+
+
+def lora_name(request: VllmRequest) -> str | None:
+    """The name of the LoRA that `request` is for, if it is for one."""
+    lora = lora_of(request)
+    return None if lora is None else lora[1]
 
 
 class HandedOut:

@@ -26,7 +26,14 @@ from forebay.config import CacheSettings
 from forebay.core.block_ids import ids_for
 from forebay.core.requests import Waiting
 from forebay.core.store import Store
-from forebay.vllm.adapter import BlockPool, Step, VllmRequest, awaits_outputs, left
+from forebay.vllm.adapter import (
+    BlockPool,
+    Step,
+    VllmRequest,
+    awaits_outputs,
+    left,
+    lora_of,
+)
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.scheduler.books import Books
 from forebay.vllm.scheduler.control import ModeFile
@@ -36,7 +43,7 @@ from forebay.vllm.scheduler.hints import NO_HINTS, HintBounds, Hints
 from forebay.vllm.scheduler.last_block import LastBlocks
 from forebay.vllm.scheduler.lately import Lately
 from forebay.vllm.scheduler.lookups import Lookups
-from forebay.vllm.scheduler.loras import Loras, lora_of
+from forebay.vllm.scheduler.loras import Loras
 from forebay.vllm.scheduler.mailbox import Hands, Mailbox
 from forebay.vllm.scheduler.naming import Naming
 from forebay.vllm.scheduler.near import NearLoads
@@ -287,7 +294,8 @@ class SchedulerHalf:
         self._turns.clear()
         self._hints.drop_all()
         self._lately.drop_all()
-        self._loras.forget()
+        self._catch_up()
+        self._loras.forget(self._device.resets)
         waiting = [self._roster.by_id[entry.request.id] for entry in self._line]
         for entry in list(self._line):
             self._loads.leave(entry)
@@ -313,7 +321,10 @@ class SchedulerHalf:
     # -- inside: the queue -----------------------------------------------------------------------
 
     def _keep_out(self, name: str) -> None:
-        """Nothing is loaded or saved for the LoRA of this name any more."""
+        """Nothing is loaded or saved for the LoRA of this name any more; what was is not found."""
+        self._device.disown(name)
+        self._catch_up()
+        self._loras.kept_out(self._device.resets)
         for record in list(self._roster.by_id.values()):
             lora = lora_of(record.request)
             if lora is None or lora[1] != name or record.wishes.keeps_out:

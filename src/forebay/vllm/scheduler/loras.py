@@ -15,17 +15,12 @@ from forebay.vllm.adapter import VllmRequest
 _logger = logging.getLogger("forebay.vllm")
 
 
-def lora_of(request: VllmRequest) -> tuple[int, str] | None:
-    """The number and name of the LoRA that `request` is for, if it is for one."""
-    lora = request.lora_request
-    return None if lora is None else (int(lora.lora_int_id), str(lora.lora_name))
-
-
 class Loras:
     """The LoRAs that were asked for, by name, each with what told it from others when it came."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, str] | None] = {}
+        self._resets = -1
 
     def replaced(self, request: VllmRequest) -> bool:
         """Whether the LoRA of `request`, which arrives, may be another one than its name stood for.
@@ -49,6 +44,13 @@ class Loras:
             )
         return True
 
-    def forget(self) -> None:
-        """Nothing that was computed is found any more: names may stand for what they like."""
-        self._known.clear()
+    def kept_out(self, resets: int) -> None:
+        """A request is, since vLLM's cache had so many `resets`."""
+        self._resets = resets
+
+    def forget(self, resets: int) -> None:
+        """Nothing that was saved is found any more, and vLLM's cache has had so many `resets`.
+        Names may stand for what they like, unless vLLM may have what a replaced one computed.
+        """
+        if resets > self._resets:
+            self._known.clear()

@@ -9,8 +9,7 @@ from forebay.cache.saves import Saves
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import LeaseKind
 from forebay.errors import ProtocolError
-from forebay.vllm.adapter import BlockPool, hash_of
-from forebay.vllm.scheduler.loras import lora_of
+from forebay.vllm.adapter import BlockPool, hash_of, lora_of
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record
 from forebay.vllm.seen.events import HostEvents

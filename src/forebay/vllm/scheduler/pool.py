@@ -29,6 +29,8 @@ from forebay.vllm.adapter import (
     VllmRequest,
     cache_run,
     cached_blocks,
+    lora_name,
+    uncache,
 )
 
 _LOOKED = 2
@@ -66,6 +68,10 @@ class VllmDevicePool:
         # Whose prompt a load is for, and the loads that vLLM finds already, by their first block.
         self._loaded_for: dict[int, VllmRequest] = {}
         self._found_ahead: set[int] = set()
+        # What loads brought for LoRAs, by block, and perhaps what is there instead by now.
+        self._brought_for: dict[int, str] = {}
+        self.resets = 0
+        """How often vLLM's cache was reset, as far as is known."""
         self._lost: Ids = EMPTY_IDS
         self._handed: list[Ids] = []
         self.load_stamp = 0
@@ -85,6 +91,21 @@ class VllmDevicePool:
     def disown_loads(self) -> None:
         """What is being loaded is not to be found by anybody."""
         self._loaded_for.clear()
+
+    def disown(self, lora: str) -> None:
+        """What was or is being loaded for the LoRA of this name is not to be found by anybody."""
+        kept = {at: each for at, each in self._loaded_for.items() if lora_name(each) != lora}
+        self._loaded_for = kept
+        brought = [block for block, name in self._brought_for.items() if name == lora]
+        for block in brought:
+            del self._brought_for[block]
+            self._found_ahead.discard(block)
+        blocks = np.array(brought, np.int32)
+        blocks = blocks[self.slot_of(blocks) >= 0]
+        uncache(self._pool, self.slot_of(blocks).tolist())
+        # Those on their way are given back when they land.
+        loading = in_state(self._books.state(blocks), SlotState.LOADING)
+        self._lost = _both(self._lost, blocks[~loading])
 
     def loads_for(self, request: VllmRequest, blocks: Ids) -> None:
         """One load brings `blocks`, of the prompt of `request`: so vLLM will find them."""
@@ -106,6 +127,7 @@ class VllmDevicePool:
         Where vLLM has the same content in another slot, the block is there now.
         """
         handed, reset = self._watch.take()
+        self.resets += reset
         lost = self._lost
         if handed:
             slots = self._queue.ids(handed)
@@ -328,6 +350,9 @@ class VllmDevicePool:
         runs = None if request is None else self._runs(request.block_hashes, blocks)
         if request is None or runs is None:
             return False
+        lora = lora_name(request)
+        if lora is not None:
+            self._brought_for.update(dict.fromkeys(blocks.tolist(), lora))
         slots = self._vllm_blocks(blocks)
         for place, first, last in runs:
             cache_run(self._pool, request, place, slots[first:last], self._block_tokens)
