@@ -211,6 +211,33 @@ def test_a_name_is_kept_out_while_vllm_has_what_the_replaced_one_computed(toy: M
     assert [loaded_right(engine, new), loaded_right(engine, new)] == [0, BLOCKS]
 
 
+@pytest.mark.parametrize(
+    ("version", "loras", "found"),
+    [("0.26.0", True, 0), ("0.26.0", False, BLOCKS), ("0.32.0", True, BLOCKS)],
+)
+def test_salts_are_kept_out_where_vllm_takes_them_for_loras(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, version: str, loras: bool, found: int
+):
+    monkeypatch.setattr("forebay.vllm.connector.__version__", version)
+    engine = toy(loras=loras)
+    for expected in (0, found):
+        engine.try_to_reset()
+        before = engine.half.stats().sources[Source.HOST]
+        ask(engine, None, cache_salt="a")
+        engine.run()
+        assert engine.half.stats().sources[Source.HOST] - before == expected
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+def test_vllm_takes_salts_for_loras_where_that_is_believed(toy: MakeEngine):
+    engine = toy(loras=True)
+    salted = ask(engine, None, cache_salt="a").request.block_hashes
+    adapted = ask(engine, A).request.block_hashes
+    engine.run()
+    assert (salted[0] == adapted[0]) == engine.half._salts_out
+
+
 def test_events_name_the_lora_of_blocks(toy: MakeEngine):
     engine = toy(kv_events=True)
     for each in (A, None):

@@ -145,6 +145,7 @@ class ToyEngine(RealScheduler):
         stages: bool = False,
         late_bytes_per_s: float = 0.0,
         kv_events: bool = False,
+        loras: bool = False,
         **extra: Any,
     ) -> None:
         layers = MODEL_LAYERS if stages else ranks
@@ -160,6 +161,7 @@ class ToyEngine(RealScheduler):
             enable_prefix_caching=True,
             scheduling_policy=policy,
             async_scheduling=False,
+            enable_lora=loras,
             kv_events_config={"enable_kv_cache_events": kv_events, "publisher": "null"},
             kv_transfer_config={
                 "kv_connector": "ForebayConnector",

@@ -34,6 +34,7 @@ from forebay.vllm.adapter import (
     missing_parts,
     read_shape,
     read_step,
+    salts_pass_for_loras,
 )
 from forebay.vllm.messages import Orders
 from forebay.vllm.options import Options
@@ -169,6 +170,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             mode_file=self._options.mode_file,
             events=bool(gpu_block_pool.enable_kv_cache_events),
             links=self._ranks,
+            salts_out=salts_pass_for_loras(config, __version__),
             hands=lambda: self._pair.worker,
         )
 

@@ -85,6 +85,7 @@ class SchedulerHalf:
         mode_file: str = "",
         events: bool = False,
         links: int = 1,
+        salts_out: bool = False,
         hands: Callable[[], Hands | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -132,6 +133,7 @@ class SchedulerHalf:
         self._last_blocks = LastBlocks(parts, pool, device)
         self._lookups = Lookups()
         self._loras = Loras()
+        self._salts_out = salts_out
         self._turns = turns = Turns(parts, device, loads, hints)
         account = self.books.account
         self._copies = Copies(parts, device, mail, loads, saves, account, roster.by_id)
@@ -146,6 +148,8 @@ class SchedulerHalf:
         record = self._roster.arrived(request, now_s)
         if self._loras.replaced(request):
             self._keep_out(request.lora_request.lora_name)
+        if self._salts_out and request.cache_salt:
+            record.wishes = record.wishes.kept_out()
         self.books.asked(record)
         self._hints.take_up(record, now_s, looks_ahead=self._switch.policy.look_ahead)
         self._roster.wait(record)
