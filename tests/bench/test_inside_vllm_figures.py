@@ -29,7 +29,7 @@ def module_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a module of the benchmark, as the benchmark itself would."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
-    for file in FOLDER.glob("*.py"):
+    for file in FOLDER.glob("[!_]*.py"):  # Not __main__: that is pytest's own.
         sys.modules.pop(file.stem, None)
 
 

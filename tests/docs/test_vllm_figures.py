@@ -40,7 +40,7 @@ def kept() -> dict[str, dict[str, Figure]]:
 def goals(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARK))
     yield importlib.import_module("figures").GOALS
-    for file in BENCHMARK.glob("*.py"):
+    for file in BENCHMARK.glob("[!_]*.py"):  # Not __main__: that is pytest's own.
         sys.modules.pop(file.stem, None)
 
 
