@@ -186,7 +186,7 @@ def test_a_request_whose_outputs_are_under_way_is_not_put_off(
         engine.ask(prompt_of(number, dice.randrange(28, 34)), dice.randrange(1, 8))
     engine.run()
     assert not wrong_answers(engine)
-    assert engine.preempted > 10
+    assert engine.preempted > 2
     assert put_off
     # Later versions wait for outputs before they ask.
     waits_itself = hasattr(next(iter(engine.asked.values())).request, "num_stale_output_tokens")
