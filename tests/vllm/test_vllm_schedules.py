@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from vllm_toy import (
     MakeEngine,
     ToyEngine,
     answers,
+    asked_again_behind_held_saves,
     assert_nothing_left,
     prompt_of,
     wrong_answers,
@@ -67,26 +67,7 @@ def test_pitfall_08_a_save_ends_before_a_step_writes_what_it_reads(
     if rule == "broken":
         monkeypatch.setattr(WorkerHalf, "_settle", lambda self, saves: None)
     engine = toy(blocks=14, window_bytes=BLOCK_BYTES, min_load_tokens=0)
-    for lane in LANES:
-        engine.mover.hold_lane(Direction.SAVE, lane)
-    first = engine.ask(prompt_of(1, 200), 1)
-    while not first.ended:
-        engine.step()
-    until_s = time.monotonic() + 30.0
-    # Or it is cancelled before a byte of it is copied.
-    while engine.mover.events_in_use < len(LANES):
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
-    # The next one takes the same slots while they are being saved.
-    second = engine.ask(prompt_of(2, 200), 1)
-    release = threading.Timer(0.5, lambda: [engine.mover.release_lane(1, lane) for lane in LANES])
-    release.start()
-    while not second.ended:
-        engine.step()
-    release.join()
-    engine.run()
-    again = engine.ask(prompt_of(1, 200), 4)
-    engine.run()
+    again = asked_again_behind_held_saves(engine, engine.mover)
     assert engine.half.stats().sources[Source.HOST] > 0
     assert (again.given == answers(again.prompt, 4)) == (rule == "kept")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,14 @@ import pytest
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
 from test_vllm_schedules import live, random_settings
-from vllm_toy import LANES, answers, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy import (
+    LANES,
+    answers,
+    asked_again_behind_held_saves,
+    assert_nothing_left,
+    prompt_of,
+    wrong_answers,
+)
 from vllm_toy_bytes import Watched
 from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS
 from vllm_toy_stages import StagedEngine
@@ -133,23 +139,7 @@ def test_a_save_ends_before_its_stage_writes_what_it_reads(
         monkeypatch.setattr(WorkerHalf, "_settle", lambda self, saves: None)
     engine = staged(blocks=14, window_bytes=BLOCK, min_load_tokens=0)
     core = engine.workers[late].worker_half._mover.core
-    for lane in LANES:
-        core.hold_lane(Direction.SAVE, lane)
-    first = engine.ask(prompt_of(1, 200), 1)
-    while not first.ended:
-        engine.step()
-    # The next one takes the same slots while they are being saved.
-    second = engine.ask(prompt_of(2, 200), 1)
-    release = threading.Timer(
-        0.5, lambda: [core.release_lane(Direction.SAVE, lane) for lane in LANES]
-    )
-    release.start()
-    while not second.ended:
-        engine.step()
-    release.join()
-    engine.run()
-    again = engine.ask(prompt_of(1, 200), 4)
-    engine.run()
+    again = asked_again_behind_held_saves(engine, core)
     assert engine.half.stats().sources[Source.HOST] > 0
     assert (again.given == answers(again.prompt, 4)) == (rule == "kept")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -33,6 +35,7 @@ from vllm_real import RealScheduler, output_of, request_of
 from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS, layers_of, name_of, of_rank, plan_of
 
 from forebay.core.slots import SlotState
+from forebay.transfer.messages import Direction
 from forebay.vllm.connector import ForebayConnector
 
 VOCAB = 251
@@ -387,3 +390,31 @@ def prompt_of(seed: int, length: int) -> list[int]:
     """A prompt that is the same for the same `seed`, longer ones beginning like shorter ones."""
     source = random.Random(seed)
     return [source.randrange(VOCAB) for _ in range(length)]
+
+
+def asked_again_behind_held_saves(engine: ToyEngine, core: Any) -> Asked:
+    """Answer a prompt, and one that takes its slots while the mover `core` saves them, in held
+    lanes that go on in a moment; then the first one again.
+    """
+    for lane in LANES:
+        core.hold_lane(Direction.SAVE, lane)
+    first = engine.ask(prompt_of(1, 200), 1)
+    while not first.ended:
+        engine.step()
+    until_s = time.monotonic() + 30.0
+    # Or it is cancelled before a byte of it is copied.
+    while core.events_in_use < len(LANES):
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    second = engine.ask(prompt_of(2, 200), 1)
+    release = threading.Timer(
+        0.5, lambda: [core.release_lane(Direction.SAVE, lane) for lane in LANES]
+    )
+    release.start()
+    while not second.ended:
+        engine.step()
+    release.join()
+    engine.run()
+    again = engine.ask(prompt_of(1, 200), 4)
+    engine.run()
+    return again

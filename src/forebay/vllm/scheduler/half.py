@@ -32,7 +32,7 @@ from forebay.vllm.adapter import (
     VllmRequest,
     awaits_outputs,
     left,
-    lora_of,
+    lora_name,
 )
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.scheduler.books import Books
@@ -66,8 +66,9 @@ class SchedulerHalf:
     `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
     watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the width of its block hashes.
     `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
-    wants KV events. A part of each block moves over each of `links`. `hands` gives the worker where
-    it is in this thread, `clock` is that of the worker, in seconds.
+    wants KV events. A part of each block moves over each of `links`. `salts_out` keeps requests
+    with a salt out of host memory. `hands` gives the worker where it is in this thread, `clock` is
+    that of the worker, in seconds.
     """
 
     def __init__(
@@ -330,8 +331,7 @@ class SchedulerHalf:
         self._catch_up()
         self._loras.kept_out(self._device.resets)
         for record in list(self._roster.by_id.values()):
-            lora = lora_of(record.request)
-            if lora is None or lora[1] != name or record.wishes.keeps_out:
+            if lora_name(record.request) != name or record.wishes.keeps_out:
                 continue
             record.wishes = record.wishes.kept_out()
             self._hints.drop(record)
