@@ -97,6 +97,28 @@ def test_times_of_vllms_own_load_generator_are_those_kept():
         assert told == [f"{figures[f'bench_serve_{way}_p{q}']:,.0f}" for q in (50, 90, 99)], label
 
 
+def test_times_with_longer_answers_are_those_kept():
+    figures = {figure.id: figure.value for figure in read(RESULTS / "bench-serve-64.json")}
+    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 4}
+    for way in ("b3", "b4"):
+        told = next(
+            row for name, row in listed.items() if name.endswith(f"(`{way}`)") and "64" in name
+        )
+        assert told == [f"{figures[f'bench_serve_64_{way}_p{q}']:,.0f}" for q in (50, 90, 99)], way
+
+
+def test_times_of_another_load_generator_are_those_kept():
+    figures = {figure.id: figure for figure in read(RESULTS / "aiperf.json")}
+    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 5}
+    for label, way in (("switched off (`b0`)", "b0"), ("look-ahead (`b4`)", "b4")):
+        told: list[str] = []
+        for turn in (1, 2, 3):
+            middle, late = (figures[f"aiperf_{way}_turn_{turn}_p{q}"] for q in (50, 90))
+            assert middle.value == pytest.approx(statistics.median(middle.samples), abs=0.01)
+            told.append(f"{middle.value:,.0f}; {late.value:,.0f}")
+        assert listed[label] == [*told, f"{figures[f'aiperf_{way}_tokens_per_s'].value:.0f}"]
+
+
 def test_the_readme_says_what_was_measured(kept: Mapping[str, Mapping[str, Figure]]):
     first, second, third, fourth = _values(kept)
     listed = [row[1] for row in rows((ROOT / "README.md").read_text()) if len(row) == 2]
