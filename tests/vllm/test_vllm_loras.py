@@ -238,6 +238,34 @@ def test_vllm_takes_salts_for_loras_where_that_is_believed(toy: MakeEngine):
     assert (salted[0] == adapted[0]) == engine.half._salts_out
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_no_more_run_than_vllm_takes_while_it_leaves_some_out(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, lag: int
+):
+    """One that cannot go on before a load has landed is in no step until then."""
+    monkeypatch.setattr(NearLoads, "approach", lambda *_: None)
+    engine = toy(lag=lag, loras=True, blocks=30, prefetch_share=0.9, reserve_share=0.0)
+    assert engine.scheduler.lora_config.max_loras == 1
+    ask(engine, None)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.LOAD, lane)
+    grows = engine.ask(prompt_of(2, 380), 5, lora_request=A)
+    engine.step()
+    ask(engine, None)
+    other = engine.ask(prompt_of(3, 10), 50, lora_request=B)
+    for _ in range(12):
+        engine.step()
+    assert engine.half._flights.load_blocks
+    for lane in LANES:
+        engine.mover.release_lane(Direction.LOAD, lane)
+    engine.run()
+    assert grows.ended == other.ended == "finished"
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
 def test_events_name_the_lora_of_blocks(toy: MakeEngine):
     engine = toy(kv_events=True)
     for each in (A, None):

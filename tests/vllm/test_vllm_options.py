@@ -151,6 +151,8 @@ def config(**changes: Any) -> Any:
         ("model_config.runner_type", "pooling", "pooling"),
         ("model_config.enable_prompt_embeds", True, "prompt embeddings"),
         ("model_config.enable_sleep_mode", True, "sleep mode"),
+        ("model_config.enable_cumem_allocator", True, "enable_cumem_allocator"),
+        ("aux_output_config.enabled", True, "enable_return_routed_experts"),
         ("cache_config.enable_prefix_caching", False, "prefix caching off"),
         ("cache_config.prefix_caching_hash_algo", "md5", "hash_algo"),
         ("cache_config.cache_dtype", "nvfp4", "nvfp4"),

@@ -318,6 +318,11 @@ def awaits_outputs(request: VllmRequest) -> bool:
     return request.num_in_flight_tokens > 0
 
 
+def runs(request: VllmRequest) -> bool:
+    """Whether it was started, and was not preempted and has not ended since."""
+    return request.status.name == "RUNNING"
+
+
 def over(request: VllmRequest) -> bool:
     """Whether its answer has ended, in whatever way."""
     return request.status.name.startswith("FINISHED")

@@ -170,6 +170,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             mode_file=self._options.mode_file,
             events=bool(gpu_block_pool.enable_kv_cache_events),
             links=self._ranks,
+            most_loras=0 if config.lora_config is None else int(config.lora_config.max_loras),
             salts_out=salts_pass_for_loras(config, __version__),
             hands=lambda: self._pair.worker,
         )

@@ -64,6 +64,16 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (model.runner_type != "generate", f"the runner {model.runner_type!r}"),
         (model.enable_prompt_embeds, "prompt embeddings"),
         (model.enable_sleep_mode, "sleep mode (KV memory is given back and mapped anew)"),
+        # Which sleep mode has too: vLLM gives KV memory back from a pause as well.
+        (
+            bool(getattr(model, "enable_cumem_allocator", False)) and not model.enable_sleep_mode,
+            "enable_cumem_allocator (as with sleep mode)",
+        ),
+        # 0.26 refuses it by itself.
+        (
+            getattr(getattr(config, "aux_output_config", None), "enabled", False),
+            "enable_return_routed_experts (kept of so many blocks as vLLM's own pool has)",
+        ),
         (
             parallel.pipeline_parallel_size > 1 and parallel.distributed_executor_backend != "mp",
             f"pipeline parallelism by the executor {parallel.distributed_executor_backend!r} "

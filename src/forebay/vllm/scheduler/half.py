@@ -66,9 +66,9 @@ class SchedulerHalf:
     `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
     watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the width of its block hashes.
     `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
-    wants KV events. A part of each block moves over each of `links`. `salts_out` keeps requests
-    with a salt out of host memory. `hands` gives the worker where it is in this thread, `clock` is
-    that of the worker, in seconds.
+    wants KV events. A part of each block moves over each of `links`. vLLM takes `most_loras` at a
+    time. `salts_out` keeps requests with a salt out of host memory. `hands` gives the worker where
+    it is in this thread, `clock` is that of the worker, in seconds.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class SchedulerHalf:
         mode_file: str = "",
         events: bool = False,
         links: int = 1,
+        most_loras: int = 0,
         salts_out: bool = False,
         hands: Callable[[], Hands | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -133,7 +134,7 @@ class SchedulerHalf:
         self._naming = Naming(parts, pool, device, saves, self.events)
         self._last_blocks = LastBlocks(parts, pool, device)
         self._lookups = Lookups()
-        self._loras = Loras()
+        self._loras = Loras(most_loras)
         self._salts_out = salts_out
         self._turns = turns = Turns(parts, device, loads, hints)
         account = self.books.account
@@ -165,6 +166,8 @@ class SchedulerHalf:
         record = self._roster.find(request)
         if record is None:
             return 0
+        if self._loras.one_too_many(request, self._roster.running.values()):
+            return None
         entry = self._line.get(record.id)
         looked_up = self._lookups.asked(record)
         if self._turns.puts_off_again(record, entry):
@@ -183,6 +186,7 @@ class SchedulerHalf:
         """vLLM starts `request` with what it found when it last asked, and `block` for what more is
         brought.
         """
+        self._loras.started(request)
         record = self._roster.find(request)
         entry = None if record is None else self._line.get(record.id)
         if record is not None and awaits_outputs(request):
@@ -261,6 +265,7 @@ class SchedulerHalf:
             self._saves.flush(now_s)
         self._device.load_stamp = number
         self._lookups.step_over()
+        self._loras.step_over()
         return self._mail.post(number, settle, self._last_blocks.take(number), idle=not step.tokens)
 
     def heard(self, step: int, told: News | None) -> None:

@@ -1,24 +1,38 @@
-"""LoRA adapters: whether a name stands for what it stood for before.
+"""LoRA adapters: whether a name stands for what it stood for before, and how many run at a time.
 
 vLLM names a block by its LoRA's name (0.26), or by its name and path (0.32), and not by what is in
 it. So one that was loaded anew under a name finds what was computed with the one before, for as
 long as vLLM's own pool has it. Host memory would have it for much longer: it has nothing to do with
 such a name any more.
+
+vLLM starts no request for one LoRA more than it takes at a time (`--max-loras`), but of those that
+run it counts the ones alone that are in the step which it schedules, and it dies of one too many in
+a later step. It leaves some of them out while blocks that they need are on their way back: where
+loads hold those, or steps that overlap, which is where there is a connector.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
-from forebay.vllm.adapter import VllmRequest
+from forebay.vllm.adapter import VllmRequest, lora_of, runs
+from forebay.vllm.scheduler.records import Record
 
 _logger = logging.getLogger("forebay.vllm")
 
 
 class Loras:
-    """The LoRAs that were asked for, by name, each with what told it from others when it came."""
+    """The LoRAs that were asked for, by name, each with what told it from others when it came.
 
-    def __init__(self) -> None:
+    vLLM takes `most` at a time, or none at all.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most
+        # The numbers of those that run, in the step that vLLM is scheduling, once they are asked
+        # for.
+        self._run: set[int] | None = None
         self._known: dict[str, tuple[int, str] | None] = {}
         self._resets = -1
 
@@ -54,3 +68,23 @@ class Loras:
         """
         if resets > self._resets:
             self._known.clear()
+
+    def one_too_many(self, request: VllmRequest, running: Iterable[Record]) -> bool:
+        """Whether vLLM must not start `request`, about which it asks, beside those `running`."""
+        lora = lora_of(request)
+        if lora is None or not self._most:
+            return False
+        if self._run is None:
+            of = (lora_of(each.request) for each in running if runs(each.request))
+            self._run = {each[0] for each in of if each is not None}
+        return len(self._run) >= self._most and lora[0] not in self._run
+
+    def started(self, request: VllmRequest) -> None:
+        """vLLM starts `request`."""
+        lora = lora_of(request)
+        if lora is not None and self._run is not None:
+            self._run.add(lora[0])
+
+    def step_over(self) -> None:
+        """vLLM has scheduled."""
+        self._run = None
