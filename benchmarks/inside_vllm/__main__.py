@@ -59,7 +59,8 @@ def main() -> int:
 
 
 def _figures(options: argparse.Namespace) -> int:
-    from figures import GOALS, Start, faults, figures  # noqa: PLC0415
+    from figures import GOALS, faults, figures  # noqa: PLC0415
+    from start import Start  # noqa: PLC0415
 
     start = Start.read(options.folder)
     made = figures(start, options.ours)

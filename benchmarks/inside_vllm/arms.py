@@ -111,6 +111,7 @@ ARMS: dict[str, Arm] = {
 
 NONE = ("none", "none_v1")
 RESIDENT = ("all_resident", "all_resident_v1")
+OURS = ("forebay", "forebay_v1")
 NATIVE = ("offloading", "offloading_v1", "simple", "simple_v1")
 """vLLM's own ways to keep KV in host memory."""
 

@@ -27,7 +27,7 @@ ROUND_S: dict[str, tuple[float, float]] = {
     "no_hits": (4.5, 4.5),
     "itl": (17.0, 17.0),
     "thrash": (16.0, 7.0),
-    "convoy": (5.0, 5.0),
+    "convoy": (6.0, 6.0),
     "accuracy": (40.0, 40.0),
 }
 _WITHOUT_TIER = {"solo": 4.5, "backlog_64": 32.0, "backlog_16": 28.0}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from arms import NATIVE, NONE, RESIDENT
+from convoys import convoys
 from memory import taken
 from sizes import MOST_DIVERGENCE
+from start import Start, quantile, ratio_figure
 
-from forebay.errors import SettingsError
-from forebay.measure.report import Figure, Goal, Origin
+from forebay.measure.report import Figure, Goal
 
 GOALS = {
     **{
@@ -52,53 +49,6 @@ _LEAST_SEEN = 0.5
 _QUANTILES = {"p50": 0.5, "p90": 0.9}
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The arms of one machine start, by name, the link's rate in bytes a second, and where all
-    was measured.
-    """
-
-    arms: dict[str, dict[str, Any]]
-    link_bytes_per_s: float | None
-    origin: Origin
-
-    @classmethod
-    def read(cls, folder: Path) -> Start:
-        """What `batch` wrote to `folder`. Raises SettingsError if it is of several starts."""
-        arms: dict[str, dict[str, Any]] = {}
-        for file in sorted(folder.glob("*.json")):
-            told = json.loads(file.read_text(encoding="utf-8"))
-            if "arm" in told:
-                arms[told["arm"]["name"]] = told
-        starts = {told["machine_start"] for told in arms.values()}
-        if len(starts) != 1:
-            raise SettingsError(f"{folder} has results of {len(starts)} machine starts: keep one")
-        link = folder / "link.json"
-        rates = json.loads(link.read_text())["gb_per_s"] if link.exists() else []
-        return cls(arms, max(rates) * 1e9 if rates else None, _origin(next(iter(arms.values()))))
-
-    def raw(self, arm: str, workload: str) -> list[dict[str, Any]]:
-        """The raw samples of a workload, by round."""
-        return [
-            sample["raw"]
-            for sample in self.arms.get(arm, {}).get("samples", [])
-            if sample["workload"] == workload
-        ]
-
-    def counted(self, arm: str, workload: str) -> list[dict[str, float]]:
-        """What was counted meanwhile."""
-        return [
-            sample["counted"]
-            for sample in self.arms.get(arm, {}).get("samples", [])
-            if sample["workload"] == workload
-        ]
-
-
-def _origin(told: dict[str, Any]) -> Origin:
-    command = shlex.join(["python", "benchmarks/inside_vllm", *told["command"][1:]])
-    return Origin(command, told["commit"], told["machine"], told["versions"])
-
-
 def figures(start: Start, ours: str) -> list[Figure]:
     """All figures for which there are samples. `ours` is the arm that is judged."""
     made: list[Figure] = []
@@ -108,7 +58,7 @@ def figures(start: Start, ours: str) -> list[Figure]:
     made += _pairs("no_hits", start, ours, NONE, "no_hits", lambda mine, other: other / mine)
     made += _itl(start, ours)
     made += _thrash(start, ours + "_small")
-    made += _convoy(start, ours + "_small")
+    made += convoys(start, ours + "_small")
     made += _divergence(start, ours)
     made += _start_up(start, ours)
     return made
@@ -192,7 +142,7 @@ def _hits(start: Start, ours: str) -> list[Figure]:
         }
         if floors:
             ratios = [host / floor for host, floor in zip(hosts, floors, strict=True)]
-            made.append(_median(f"hit_{label}", ratios, {**told, "floors_ms": floors}))
+            made.append(ratio_figure(f"hit_{label}", ratios, {**told, "floors_ms": floors}))
         natives = [
             _ttfts(start, arm, length).get("host_hit")
             for arm in start.arms
@@ -209,7 +159,7 @@ def _hits(start: Start, ours: str) -> list[Figure]:
                 if against in raw[length]
             ]
             if ratios:
-                made.append(_median(f"hinted_hit_{label}{end}", ratios, told))
+                made.append(ratio_figure(f"hinted_hit_{label}{end}", ratios, told))
     return made
 
 
@@ -262,7 +212,7 @@ def _pairs(
         return []
     best = min(there, key=lambda arm: statistics.median(seconds[arm]))
     ratios = [ratio(mine, other) for mine, other in zip(seconds[ours], seconds[best], strict=False)]
-    return [_median(id, ratios, {"seconds": seconds, "against": best})]
+    return [ratio_figure(id, ratios, {"seconds": seconds, "against": best})]
 
 
 def _itl(start: Start, ours: str) -> list[Figure]:
@@ -280,7 +230,7 @@ def _itl(start: Start, ours: str) -> list[Figure]:
     }
     ratios = [host / device for host, device in zip(p99["host"], p99["device"], strict=True)]
     return [
-        _median(
+        ratio_figure(
             "itl",
             ratios,
             {
@@ -303,7 +253,7 @@ def _thrash(start: Start, ours: str) -> list[Figure]:
     )
     told = {arm: _loaded(start, arm) for arm in [ours, *natives] if start.raw(arm, "thrash")}
     if told.get(ours):
-        made.append(_median("thrash_bytes", told[ours], {"loaded_over_used": told}))
+        made.append(ratio_figure("thrash_bytes", told[ours], {"loaded_over_used": told}))
     return made
 
 
@@ -317,29 +267,6 @@ def _loaded(start: Start, arm: str) -> list[float]:
         if loaded and used:
             ratios.append(loaded / used)
     return ratios
-
-
-def _convoy(start: Start, ours: str) -> list[Figure]:
-    spreads: dict[str, list[float]] = {}
-    medians: dict[str, list[float]] = {}
-    lasts: dict[str, list[float]] = {}
-    for arm in [ours, *(arm + "_small" for arm in NATIVE)]:
-        for raw in start.raw(arm, "convoy"):
-            middle = statistics.median(sample["ttft_ms"] for sample in raw["requests"])
-            spread = (max(raw["first_s"]) - min(raw["first_s"])) * 1e3
-            spreads.setdefault(arm, []).append(spread / middle)
-            medians.setdefault(arm, []).append(middle)
-            lasts.setdefault(arm, []).append(max(raw["first_s"]) * 1e3)
-    if ours not in spreads:
-        return []
-    told = {"spread_over_median": spreads, "median_ttft_ms": medians, "last_ttft_ms": lasts}
-    made = [_median("convoy", spreads[ours], told)]
-    for id, times in (("convoy_vs_native", medians), ("convoy_last_vs_native", lasts)):
-        natives = [statistics.median(values) for arm, values in times.items() if arm != ours]
-        if natives:
-            value = statistics.median(times[ours]) / min(natives)
-            made.append(Figure(id, value, "ratio", (), told))
-    return made
 
 
 def _divergence(start: Start, ours: str) -> list[Figure]:
@@ -403,13 +330,3 @@ def _host_memory(
 
 def _token_bytes(document: dict[str, Any]) -> int:
     return int(document["token_bytes"])
-
-
-def _median(id: str, samples: Sequence[float], told: dict[str, Any]) -> Figure:
-    return Figure(id, statistics.median(samples), "ratio", tuple(samples), told)
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The value at `q` of the sorted ones."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

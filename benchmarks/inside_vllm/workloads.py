@@ -158,13 +158,21 @@ async def thrash(client: Client, at: Round) -> Raw:
 
 
 async def convoy(client: Client, at: Round) -> Raw:
-    """Many requests at once on one prefix that is in host memory."""
+    """Many requests at once on one prefix that is in host memory, and others of that prefix when
+    it has been on the GPU for a moment.
+    """
     sizes = client.sizes
     prefix = client.prompt(sizes.convoy_prefix)
     await client.ask(prefix, 1)
     await client.forget()
-    prompts = [prefix + client.prompt(sizes.convoy_suffix) for _ in range(sizes.convoy_requests)]
-    return await _together(client, prompts, 4)
+
+    async def all_of_them() -> Raw:
+        suffixes = [client.prompt(sizes.convoy_suffix) for _ in range(sizes.convoy_requests)]
+        return await _together(client, [prefix + suffix for suffix in suffixes], 4)
+
+    told = await all_of_them()
+    await asyncio.sleep(_REST_S)
+    return told | {"on_gpu": await all_of_them()}
 
 
 async def accuracy(client: Client, at: Round) -> Raw:

@@ -38,6 +38,11 @@ def figures(module_of: Any) -> Any:
     return module_of("figures")
 
 
+@pytest.fixture
+def start_of(module_of: Any) -> Any:
+    return module_of("start").Start
+
+
 def reply(ttft_ms: float, cached: int = 0) -> dict[str, Any]:
     return {"ttft_ms": ttft_ms, "cached_tokens": cached, "tokens": [1, 2]}
 
@@ -88,7 +93,7 @@ def write(
     (folder / f"{arm}.json").write_text(json.dumps(document))
 
 
-def test_figures_are_those_of_the_samples(figures: Any, tmp_path: Path):
+def test_figures_are_those_of_the_samples(figures: Any, start_of: Any, tmp_path: Path):
     write(tmp_path, "none", no_hits=[{"seconds": 1.5}, {"seconds": 1.5}])
     write(tmp_path, "none_v1", no_hits=[{"seconds": 1.0}, {"seconds": 1.0}])
     write(
@@ -104,7 +109,7 @@ def test_figures_are_those_of_the_samples(figures: Any, tmp_path: Path):
     write(tmp_path, "all_resident", backlog_64=[backlog(1100.0)])
     write(tmp_path, "all_resident_v1", backlog_64=[backlog(1000.0)])
     (tmp_path / "link.json").write_text(json.dumps({"gb_per_s": [0.4, 0.5]}))
-    made = figures.figures(figures.Start.read(tmp_path), "forebay")
+    made = figures.figures(start_of.read(tmp_path), "forebay")
     found = {figure.id: figure.value for figure in made}
     assert found["backlog_64_p50"] == pytest.approx(0.8)
     assert found["backlog_64_vs_native_p90"] == pytest.approx(0.6)
@@ -117,7 +122,7 @@ def test_figures_are_those_of_the_samples(figures: Any, tmp_path: Path):
     assert found["itl"] == pytest.approx(1.1)
 
 
-def test_loaded_bytes_are_held_against_those_used(figures: Any, tmp_path: Path):
+def test_loaded_bytes_are_held_against_those_used(figures: Any, start_of: Any, tmp_path: Path):
     def round_(seconds: float, name: str, loaded: int) -> dict[str, Any]:
         requests = [reply(1.0, 100), reply(1.0, 100)]
         return {"seconds": seconds, "requests": requests, "counted": {name: loaded}}
@@ -126,7 +131,7 @@ def test_loaded_bytes_are_held_against_those_used(figures: Any, tmp_path: Path):
     theirs = round_(1.5, "vllm:kv_offload_load_bytes_total", 600 * TOKEN_BYTES)
     write(tmp_path, "forebay_small", thrash=[ours])
     write(tmp_path, "offloading_small", thrash=[theirs])
-    made = figures.figures(figures.Start.read(tmp_path), "forebay")
+    made = figures.figures(start_of.read(tmp_path), "forebay")
     found = {figure.id: figure for figure in made}
     assert found["thrash_vs_native"].value == pytest.approx(0.75)
     assert found["thrash_bytes"].value == pytest.approx(1.1)
@@ -134,11 +139,11 @@ def test_loaded_bytes_are_held_against_those_used(figures: Any, tmp_path: Path):
     assert told["offloading_small"] == [pytest.approx(3.0)]
 
 
-def test_arms_of_two_machine_starts_are_not_paired(figures: Any, tmp_path: Path):
+def test_arms_of_two_machine_starts_are_not_paired(start_of: Any, tmp_path: Path):
     write(tmp_path, "none")
     write(tmp_path, "forebay", start="another")
     with pytest.raises(SettingsError, match="2 machine starts"):
-        figures.Start.read(tmp_path)
+        start_of.read(tmp_path)
 
 
 def begun(kv_memory_s: float, **taken: int) -> dict[str, Any]:
@@ -159,35 +164,67 @@ def begun(kv_memory_s: float, **taken: int) -> dict[str, Any]:
     [(1210, 1300, 1.01, "resident"), (250, 1530, 1.03, "MemAvailable")],
 )
 def test_host_memory_is_looked_for_where_it_shows(
-    figures: Any, tmp_path: Path, resident: int, machine: int, ratio: float, seen_as: str
+    figures: Any,
+    start_of: Any,
+    tmp_path: Path,
+    resident: int,
+    machine: int,
+    ratio: float,
+    seen_as: str,
 ):
     write(tmp_path, "none", begun=begun(1.5, resident=200, machine=500))
     write(tmp_path, "forebay", begun=begun(2.0, resident=resident, machine=machine))
-    made = {each.id: each for each in figures.figures(figures.Start.read(tmp_path), "forebay")}
+    made = {each.id: each for each in figures.figures(start_of.read(tmp_path), "forebay")}
     assert made["pin_start_s"].value == pytest.approx(0.5)
     assert made["pin_memory"].value == pytest.approx(ratio)
     assert made["pin_memory"].settings["seen_as"] == seen_as
 
 
-def test_host_memory_that_shows_nowhere_is_no_figure(figures: Any, tmp_path: Path):
+def test_host_memory_that_shows_nowhere_is_no_figure(figures: Any, start_of: Any, tmp_path: Path):
     write(tmp_path, "none", begun=begun(1.5, resident=200, machine=500))
     write(tmp_path, "forebay", begun=begun(2.0, resident=210, machine=510))
-    made = {each.id for each in figures.figures(figures.Start.read(tmp_path), "forebay")}
+    made = {each.id for each in figures.figures(start_of.read(tmp_path), "forebay")}
     assert made == {"pin_start_s"}
 
 
-def test_divergence_is_that_of_all_tokens(figures: Any, tmp_path: Path):
+def test_divergence_is_that_of_all_tokens(figures: Any, start_of: Any, tmp_path: Path):
     raw = {
         "divergences": {"host": [0.0, 0.002], "swapped": [0.5, 1.5], "recomputed": [0.01]},
         **dict.fromkeys(("prompts", "answer", "attention_gain", "cached_tokens", "same_best"), 1),
     }
     write(tmp_path, "forebay", accuracy=[raw])
-    made = {each.id: each for each in figures.figures(figures.Start.read(tmp_path), "forebay")}
+    made = {each.id: each for each in figures.figures(start_of.read(tmp_path), "forebay")}
     assert made["divergence"].value == pytest.approx(0.001)
     assert figures.GOALS["divergence"].met_by(made["divergence"].value)
     assert made["divergence_swapped"].value == pytest.approx(1.0)
     assert figures.GOALS["divergence_swapped"].met_by(1.0)
     assert not figures.GOALS["divergence_swapped"].met_by(0.001)
+
+
+def convoy(*first_ms: float) -> dict[str, Any]:
+    """All sent at once, with the first token of each."""
+    requests = [reply(ms, 10_240) for ms in first_ms]
+    return {"first_s": [ms / 1e3 for ms in first_ms], "requests": requests}
+
+
+def test_a_convoy_is_set_beside_the_natives_and_the_same_on_the_gpu(
+    figures: Any, start_of: Any, tmp_path: Path
+):
+    mine = convoy(300.0, 400.0, 440.0) | {"on_gpu": convoy(200.0, 500.0, 500.0)}
+    write(tmp_path, "forebay_small", convoy=[mine])
+    write(tmp_path, "forebay_v1_small", convoy=[convoy(380.0, 380.0, 380.0)])
+    write(tmp_path, "offloading_small", convoy=[convoy(800.0, 800.0, 800.0)])
+    write(tmp_path, "offloading_v1_small", convoy=[convoy(390.0, 390.0, 400.0)])
+    made = {each.id: each.value for each in figures.figures(start_of.read(tmp_path), "forebay")}
+    assert {id: round(value, 6) for id, value in made.items()} == {
+        "convoy": 0.35,
+        "convoy_vs_native": round(400 / 390, 6),
+        "convoy_best_runner_vs_native": round(380 / 390, 6),
+        "convoy_last_vs_native": 1.1,
+        "convoy_last_best_runner_vs_native": 0.95,
+        "convoy_on_gpu": 0.6,
+        "convoy_vs_on_gpu": 0.8,
+    }
 
 
 def test_rounds_alternate_and_what_does_not_fit_is_told(module_of: Any):
@@ -223,7 +260,7 @@ def test_divergence_is_zero_only_between_equals(module_of: Any):
     assert accuracy.divergences([one], [other]) == [pytest.approx(0.25 * np.log(2.0))]
 
 
-def test_what_makes_figures_void_is_told(figures: Any, tmp_path: Path):
+def test_what_makes_figures_void_is_told(figures: Any, start_of: Any, tmp_path: Path):
     missed = solo(30.0, 500.0, 33.0)
     missed["16384"]["host_hit"]["cached_tokens"] = 0
     failed = {"forebay:failed_transfers_total{direction=save}": 7.0}
@@ -234,7 +271,7 @@ def test_what_makes_figures_void_is_told(figures: Any, tmp_path: Path):
     told["samples"][1]["raw"].pop("counted")
     file.write_text(json.dumps({**told, "left_out": ["itl 0"]}))
     write(tmp_path, "offloading", itl=[beside([10.0], [])])
-    assert figures.faults(figures.Start.read(tmp_path)) == [
+    assert figures.faults(start_of.read(tmp_path)) == [
         "forebay: itl 0 was left out",
         "forebay: solo 1: forebay:failed_transfers_total{direction=save} grew by 7",
         "forebay: solo 1: host_hit of 16384 tokens found 0",
@@ -243,8 +280,10 @@ def test_what_makes_figures_void_is_told(figures: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
-def test_figures_that_are_kept_are_those_of_their_raw_samples(figures: Any, folder: Path):
-    start = figures.Start.read(folder)
+def test_figures_that_are_kept_are_those_of_their_raw_samples(
+    figures: Any, start_of: Any, folder: Path
+):
+    start = start_of.read(folder)
     kept = json.loads(folder.with_suffix(".json").read_text())
     assert document(figures.figures(start, "forebay"), start.origin) == kept
     broke = [told.partition(" broke:")[0] for told in figures.faults(start)]
