@@ -55,6 +55,8 @@ class Arm:
             options["load_format"] = "dummy"
         else:
             options["num_gpu_blocks_override"] = blocks
+            # Of the machine's memory, which vLLM asks to be free: others use it too.
+            options["gpu_memory_utilization"] = 0.3
             options["enforce_eager"] = True
         if self.connector is not None:
             extra = {self.sized_by: getattr(sizes, self.host)}
