@@ -238,9 +238,10 @@ def test_vllm_takes_salts_for_loras_where_that_is_believed(toy: MakeEngine):
     assert (salted[0] == adapted[0]) == engine.half._salts_out
 
 
+@pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_no_more_run_than_vllm_takes_while_it_leaves_some_out(
-    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, lag: int
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, lag: int, reads: bool
 ):
     """One that cannot go on before a load has landed is in no step until then."""
     monkeypatch.setattr(NearLoads, "approach", lambda *_: None)
@@ -255,6 +256,7 @@ def test_no_more_run_than_vllm_takes_while_it_leaves_some_out(
     engine.step()
     ask(engine, None)
     other = engine.ask(prompt_of(3, 10), 50, lora_request=B)
+    other.request.skip_reading_prefix_cache = not reads
     for _ in range(12):
         engine.step()
     assert engine.half._flights.load_blocks
@@ -262,6 +264,7 @@ def test_no_more_run_than_vllm_takes_while_it_leaves_some_out(
         engine.mover.release_lane(Direction.LOAD, lane)
     engine.run()
     assert grows.ended == other.ended == "finished"
+    assert other.request.skip_reading_prefix_cache is not reads
     assert not wrong_answers(engine)
     assert_nothing_left(engine)
 

@@ -167,6 +167,7 @@ class SchedulerHalf:
         if record is None:
             return 0
         if self._loras.one_too_many(request, self._roster.running.values()):
+            self._lookups.hold(record)
             return None
         entry = self._line.get(record.id)
         looked_up = self._lookups.asked(record)

@@ -18,6 +18,7 @@ class Lookups:
     def __init__(self) -> None:
         self._put_off: list[Record] = []
         self._spared: dict[int, Record] = {}
+        self._held: list[Record] = []
 
     def asked(self, record: Record) -> bool:
         """vLLM asks about it. Returns whether it was looked up before."""
@@ -30,8 +31,19 @@ class Lookups:
         """vLLM is told to ask again about it."""
         self._put_off.append(record)
 
+    def hold(self, record: Record) -> None:
+        """vLLM is told to ask again about one, and nothing else is to change for it. From 0.32 on
+        it does not heed that of one that must not read the cache.
+        """
+        if record.request.skip_reading_prefix_cache:
+            record.request.skip_reading_prefix_cache = False
+            self._held.append(record)
+
     def step_over(self) -> None:
         """vLLM has scheduled: who was put off is not looked up at the next step."""
+        for record in self._held:
+            record.request.skip_reading_prefix_cache = True
+        self._held.clear()
         for record in self._put_off:
             record.request.skip_reading_prefix_cache = True
             self._spared[record.id] = record
