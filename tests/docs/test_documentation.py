@@ -50,13 +50,13 @@ NOT_RUN = {
     ("vllm.md", "curl --fail-with-body -s http://127.0.0.1:8000/v1/completions \\"),
     ("vllm.md", "echo b0 > /run/forebay/mode"),
     (
-        "vllm.md",
+        "vllm-figures.md",
         "vllm bench serve --model MODEL --base-url http://127.0.0.1:8000 "
         "--dataset-name prefix_repetition \\",
     ),
-    ("vllm.md", ".venv-loadgen/bin/aiperf profile --ui none \\"),
+    ("vllm-figures.md", ".venv-loadgen/bin/aiperf profile --ui none \\"),
     (
-        "vllm.md",
+        "vllm-figures.md",
         "python benchmarks/inside_vllm run results --seconds 720 \\",
     ),
 }
@@ -74,6 +74,7 @@ def reader_of(tiny, tmp_path, monkeypatch):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     monkeypatch.chdir(tmp_path)
     for name in ("FOREBAY_API_KEY", "FOREBAY_OPERATOR_KEY"):
         monkeypatch.delenv(name, raising=False)

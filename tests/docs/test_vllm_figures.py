@@ -49,7 +49,9 @@ def test_every_figure_is_shown_as_it_was_measured(
     kept: Mapping[str, Mapping[str, Figure]], goals: Any
 ):
     listed = {
-        (row[0], row[1].strip("`")): row[3:] for row in rows(page("vllm.md")) if len(row) == 7
+        (row[0], row[1].strip("`")): row[3:]
+        for row in rows(page("vllm-figures.md"))
+        if len(row) == 7
     }
     listed.pop(("run", "figure"))
     assert set(listed) == {(run, id) for run, figures in kept.items() for id in figures}
@@ -63,7 +65,7 @@ def test_every_figure_is_shown_as_it_was_measured(
 
 
 def test_times_are_those_of_the_rounds(kept: Mapping[str, Mapping[str, Figure]]):
-    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 4}
+    listed = {row[0]: row[1:] for row in rows(page("vllm-figures.md")) if len(row) == 4}
     for label, rounds in _times(kept).items():
         assert listed[label] == [_milliseconds(each) for each in rounds], label
 
@@ -71,7 +73,7 @@ def test_times_are_those_of_the_rounds(kept: Mapping[str, Mapping[str, Figure]])
 def test_times_beside_all_natives_are_those_of_the_rounds(
     kept: Mapping[str, Mapping[str, Figure]],
 ):
-    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 5}
+    listed = {row[0]: row[1:] for row in rows(page("vllm-figures.md")) if len(row) == 5}
     run: Mapping[str, Any] = {id: figure.settings for id, figure in kept["4"].items()}
     seconds = run["thrash_vs_native"]["seconds"]
     times = {
@@ -93,7 +95,7 @@ def test_times_beside_all_natives_are_those_of_the_rounds(
 def test_times_of_the_last_convoy_are_those_of_the_rounds(
     kept: Mapping[str, Mapping[str, Figure]],
 ):
-    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 4}
+    listed = {row[0]: row[1:] for row in rows(page("vllm-figures.md")) if len(row) == 4}
     for place, id in (("in host memory", "convoy"), ("on the GPU", "convoy_on_gpu")):
         told: Any = kept["5"][id].settings
         for label, times in (("median", "median_ttft_ms"), ("the last one", "last_ttft_ms")):
@@ -105,7 +107,7 @@ def test_times_of_the_last_convoy_are_those_of_the_rounds(
 
 def test_times_of_vllms_own_load_generator_are_those_kept():
     figures = {figure.id: figure.value for figure in read(RESULTS / "bench-serve.json")}
-    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 4}
+    listed = {row[0]: row[1:] for row in rows(page("vllm-figures.md")) if len(row) == 4}
     for label, way in WAYS.items():
         told = next(row for name, row in listed.items() if name.endswith((label, f"({label})")))
         assert told == [f"{figures[f'bench_serve_{way}_p{q}']:,.0f}" for q in (50, 90, 99)], label
@@ -113,7 +115,7 @@ def test_times_of_vllms_own_load_generator_are_those_kept():
 
 def test_times_with_longer_answers_are_those_kept():
     figures = {figure.id: figure.value for figure in read(RESULTS / "bench-serve-64.json")}
-    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 4}
+    listed = {row[0]: row[1:] for row in rows(page("vllm-figures.md")) if len(row) == 4}
     for way in ("b3", "b4"):
         told = next(
             row for name, row in listed.items() if name.endswith(f"(`{way}`)") and "64" in name
@@ -123,7 +125,7 @@ def test_times_with_longer_answers_are_those_kept():
 
 def test_times_of_another_load_generator_are_those_kept():
     figures = {figure.id: figure for figure in read(RESULTS / "aiperf.json")}
-    listed = {row[0]: row[1:] for row in rows(page("vllm.md")) if len(row) == 5}
+    listed = {row[0]: row[1:] for row in rows(page("vllm-figures.md")) if len(row) == 5}
     for label, way in (("switched off (`b0`)", "b0"), ("look-ahead (`b4`)", "b4")):
         told: list[str] = []
         for turn in (1, 2, 3):
@@ -165,7 +167,7 @@ def test_what_is_said_in_words_is_in_the_results(kept: Mapping[str, Mapping[str,
     ]
     starts: Any = kept["2"]["pin_start_s"].settings["offloading_v1_small"]
     hinted = first["hinted_hit_32k"], second["hinted_hit_32k"]
-    text = " ".join(page("vllm.md").split())
+    text = " ".join((page("vllm.md") + page("vllm-figures.md")).split())
     for said in (
         f"with answers of 16 tokens, and {_backlogs(first)[1]:.2f} times with 64",
         f"third turn was {_backlogs(first)[0]:.2f} times that of `OffloadingConnector`",

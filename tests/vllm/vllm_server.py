@@ -19,7 +19,7 @@ from typing import Any
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "vllm.md"
+PAGES = Path(__file__).resolve().parents[2] / "docs"
 TINY = (
     "--dtype float32 --enforce-eager --max-model-len 512 --block-size 32 --max-num-seqs 2 "
     "--num-gpu-blocks-override 64 --enable-prompt-tokens-details --host 127.0.0.1"
@@ -31,7 +31,8 @@ _NEWS_S = 20.0
 
 def commands(beginning: str) -> list[str]:
     """The words of the documentation's one command that begins so."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    pages = "".join((PAGES / name).read_text() for name in ("vllm.md", "vllm-figures.md"))
+    blocks = re.findall(r"^```sh\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
     (found,) = [block for block in blocks if block.startswith(beginning)]
     return shlex.split(found.replace("\\\n", " "))
 
