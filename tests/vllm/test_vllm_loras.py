@@ -211,6 +211,32 @@ def test_a_name_is_kept_out_while_vllm_has_what_the_replaced_one_computed(toy: M
     assert [loaded_right(engine, new), loaded_right(engine, new)] == [0, BLOCKS]
 
 
+@pytest.mark.parametrize("when", ["runs", "waits", "hinted", "ended"])
+def test_what_is_computed_after_hosts_own_reset_is_known_by_its_lora(toy: MakeEngine, when: str):
+    """vLLM's cache was not reset with it, or what goes on computes for that LoRA still."""
+    engine = toy(most_running=1, hint_share=0.5)
+    first = engine.ask(prompt_of(2, 40), 20)
+    hint = {"forebay": {"hint": {"eta_s": 1000.0}}}
+    old = ask(engine, A, params=hint if when == "hinted" else None)
+    while not (old.request.num_computed_tokens or (when == "waits" and first.given)):
+        engine.step()
+    if when in ("hinted", "ended"):
+        engine.run()
+    if when in ("hinted", "waits"):
+        engine.try_to_reset()
+    if when == "hinted":
+        ask(engine, None)  # with whose steps the hint's loads go
+        engine.run()
+        assert engine.half.stats().sources[Source.HOST] == 0
+        assert engine.half.stats().loaded_bytes
+    engine.scheduler.reset_connector_cache()
+    if when in ("hinted", "ended"):
+        ask(engine, lora("a", 3))  # which vLLM itself may answer wrongly
+    engine.run()
+    assert loaded_right(engine, lora("a", 3)) == 0
+    assert_nothing_left(engine)
+
+
 @pytest.mark.parametrize(
     ("version", "loras", "found"),
     [("0.26.0", True, 0), ("0.26.0", False, BLOCKS), ("0.32.0", True, BLOCKS)],

@@ -230,6 +230,7 @@ class SchedulerHalf:
             if record.hint is None and not left(request):
                 self.rates.answered(request.num_output_tokens)
                 self._lately.ended(self._naming.path(namespace, record), self._clock())
+        self._loras.ended(request, self._device.resets)
         self._hints.ended(record)
         entry = self._line.get(record.id)
         if entry is not None and record.hint is None:
@@ -301,12 +302,13 @@ class SchedulerHalf:
 
     def forget_all(self) -> None:
         """What was saved so far is not to be found any more: the weights may be others."""
+        here = [record.request for record in self._roster.by_id.values()]
         self._device.disown_loads()
         self._turns.clear()
         self._hints.drop_all()
         self._lately.drop_all()
         self._catch_up()
-        self._loras.forget(self._device.resets)
+        self._loras.forget(self._device.resets, here)
         waiting = [self._roster.by_id[entry.request.id] for entry in self._line]
         for entry in list(self._line):
             self._loads.leave(entry)
@@ -335,7 +337,6 @@ class SchedulerHalf:
         """Nothing is loaded or saved for the LoRA of this name any more; what was is not found."""
         self._device.disown(name)
         self._catch_up()
-        self._loras.kept_out(self._device.resets)
         for record in list(self._roster.by_id.values()):
             if lora_name(record.request) != name or record.wishes.keeps_out:
                 continue

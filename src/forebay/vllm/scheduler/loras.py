@@ -34,6 +34,7 @@ class Loras:
         # for.
         self._run: set[int] | None = None
         self._known: dict[str, tuple[int, str] | None] = {}
+        # That vLLM's cache had when the last request for one ended.
         self._resets = -1
 
     def replaced(self, request: VllmRequest) -> bool:
@@ -45,7 +46,7 @@ class Loras:
         lora = request.lora_request
         if lora is None:
             return False
-        now = (int(lora.lora_int_id), str(lora.lora_path))
+        now = _what(request)
         was = self._known.setdefault(lora.lora_name, now)
         if was == now and not lora.load_inplace:
             return False
@@ -58,16 +59,24 @@ class Loras:
             )
         return True
 
-    def kept_out(self, resets: int) -> None:
-        """A request is, since vLLM's cache had so many `resets`."""
-        self._resets = resets
+    def ended(self, request: VllmRequest, resets: int) -> None:
+        """vLLM has `request` no more, and its cache has had so many `resets`."""
+        if request.lora_request is not None:
+            self._resets = resets
 
-    def forget(self, resets: int) -> None:
+    def forget(self, resets: int, here: Iterable[VllmRequest]) -> None:
         """Nothing that was saved is found any more, and vLLM's cache has had so many `resets`.
-        Names may stand for what they like, unless vLLM may have what a replaced one computed.
+        Names may stand for what they like: but for those of requests that are `here`, and unless
+        vLLM may have what was computed for one that has ended.
         """
-        if resets > self._resets:
-            self._known.clear()
+        if resets <= self._resets:
+            return
+        self._known.clear()
+        for request in here:
+            if request.lora_request is not None:
+                name, now = request.lora_request.lora_name, _what(request)
+                if self._known.setdefault(name, now) != now:
+                    self._known[name] = None
 
     def one_too_many(self, request: VllmRequest, running: Iterable[Record]) -> bool:
         """Whether vLLM must not start `request`, about which it asks, beside those `running`."""
@@ -88,3 +97,8 @@ class Loras:
     def step_over(self) -> None:
         """vLLM has scheduled."""
         self._run = None
+
+
+def _what(request: VllmRequest) -> tuple[int, str]:
+    """What tells the LoRA of `request` from others of its name."""
+    return int(request.lora_request.lora_int_id), str(request.lora_request.lora_path)
