@@ -50,6 +50,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+def latent(positions: int) -> dict[str, Any]:
+    """What makes of a "deepseek_v3" one with the latents of the real ones, and experts and
+    positions of the sizes that vLLM's kernels are known to take.
+    """
+    return {
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "n_routed_experts": 16,
+        "n_group": 8,
+        "topk_group": 2,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "max_position_embeddings": positions,
+        # With none vLLM 0.32 turns queries wrongly on a CPU: its kernel asks for them in one piece.
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": positions // 8,
+        },
+    }
+
+
 def build(family: str, **overrides: Any) -> transformers.PreTrainedModel:
     """A decoder with random weights, the same ones every time."""
     settings = {**_COMMON, **FAMILIES.get(family, _GQA), **overrides}

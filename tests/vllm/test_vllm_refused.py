@@ -22,6 +22,8 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
 )
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm_programs import connector, engine_options
@@ -29,7 +31,7 @@ from vllm_toy import BLOCK_TOKENS, ToyEngine
 
 from forebay.errors import SettingsError
 from forebay.vllm.connector import ForebayConnector
-from forebay.vllm.refusals import _KV_DTYPES, check_cache, check_start
+from forebay.vllm.refusals import _KV_DTYPES, KINDS, check_cache, check_start
 
 ATTENTION = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
@@ -89,7 +91,19 @@ def test_kv_caches_without_are_not(tiny_llama: Path, dtype: str):
     check_start(config, "0.32.0")
 
 
+def latent(**fields: Any) -> MLAAttentionSpec:
+    """Of multi-head latent attention; `fields` may be of another version."""
+    spec = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    for name, value in fields.items():
+        object.__setattr__(spec, name, value)
+    return spec
+
+
 FULL = FullAttentionSpec(**ATTENTION)
+LATENT = latent()
+UNEQUAL = UniformTypeKVCacheSpecs(
+    block_size=16, kv_cache_specs={"latents": LATENT, "indexer": latent(head_size=132)}
+)
 WINDOW = SlidingWindowSpec(**ATTENTION, sliding_window=64)
 STATES = MambaSpec(block_size=16, shapes=((2, 8),), dtypes=(torch.float32,))
 
@@ -103,13 +117,25 @@ STATES = MambaSpec(block_size=16, shapes=((2, 8),), dtypes=(torch.float32,))
         (cache_of(STATES), "MambaSpec"),
         (cache_of(FullAttentionSpec(**ATTENTION, sliding_window=64)), "a window"),
         (cache_of(ChunkedLocalAttentionSpec(**ATTENTION, attention_chunk_size=64)), "Chunked"),
-        (cache_of(MLAAttentionSpec(**{**ATTENTION, "num_kv_heads": 1})), "MLAAttentionSpec"),
+        (cache_of(FULL, LATENT), "2 KV-cache groups"),
+        (cache_of(UNEQUAL), "layers of several sizes, as with sparse attention"),
+        (cache_of(latent(cache_dtype_str="fp8_ds_mla")), "a KV cache of fp8_ds_mla"),
+        (cache_of(latent(is_index_group_leader=True)), "sparse attention"),
+        (cache_of(latent(tokens_per_state=4)), "latents of several tokens"),
+        (cache_of(latent(compress_ratio=4)), "latents of several tokens"),
+        (cache_of(latent(model_version="deepseek_v4")), "latents of several tokens"),
     ],
 )
 def test_layers_of_other_kinds_are_refused(cache: KVCacheConfig, said: str):
     check_cache(cache_of(FULL))
+    check_cache(cache_of(LATENT))
     with pytest.raises(SettingsError, match=said):
         check_cache(cache)
+
+
+@pytest.mark.parametrize("spec", [FULL, LATENT])
+def test_kinds_are_called_as_vllm_calls_them_in_events(spec: Any):
+    assert KINDS[type(spec).__name__] == get_kv_cache_spec_kind(spec).value
 
 
 WHOLE = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)

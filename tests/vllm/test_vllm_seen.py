@@ -80,6 +80,7 @@ def test_events_tell_what_host_memory_has_by_vllms_hashes(toy: MakeEngine):
         assert each.parent_block_hash in parents, "ancestors first"
         parents.update(each.block_hashes)
         assert each.block_size == BLOCK_TOKENS
+        assert each.kv_cache_spec_kind == "full_attention"
     said = [token for each in stored if each.medium == "CPU" for token in each.token_ids]
     assert said == asked.prompt[:192]
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)

@@ -30,6 +30,7 @@ import numpy as np
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
+from vllm_latent import begin_behind_prefixes, is_latent
 
 from forebay.transfer.messages import Completion, Direction, Outcome, Transfer
 from forebay.vllm.worker import WorkerHalf
@@ -233,6 +234,8 @@ IN_ONE = {"bring_nothing_at": bring_nothing, "fail_load_at": fail_load}
 def main(plan: dict[str, Any]) -> dict[str, Any]:
     """Serve all rounds of `plan`."""
     fork_workers()
+    if current_platform.is_cpu() and is_latent(plan["engine"]["model"]):
+        begin_behind_prefixes()
     llm = LLM(**plan["engine"], disable_log_stats=not plan["apart"])
     if plan["engine"].get("pipeline_parallel_size", 1) > 1:
         llm.collective_rpc(warm_up)

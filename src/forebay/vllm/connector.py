@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 from forebay._native import leak_warnings
 from forebay.errors import ProtocolError, SettingsError
 from forebay.vllm.adapter import (
+    GROUP,
     frees_idle,
     last_block,
     lay_side_by_side,
@@ -39,7 +40,7 @@ from forebay.vllm.adapter import (
 from forebay.vllm.messages import Orders
 from forebay.vllm.options import Options
 from forebay.vllm.pair import Pair
-from forebay.vllm.refusals import HASH_BYTES, check_cache, check_start
+from forebay.vllm.refusals import HASH_BYTES, KINDS, check_cache, check_start
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.scheduler.half import SchedulerHalf
 from forebay.vllm.seen.kv_events import as_vllm_events
@@ -95,6 +96,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._shape = read_shape(vllm_config, kv_cache_config)
         if role is KVConnectorRole.WORKER:
             lay_side_by_side(vllm_config, kv_cache_config)
+        self._kind = KINDS[type(kv_cache_config.kv_cache_groups[GROUP].kv_cache_spec).__name__]
         self._engine = str(vllm_config.kv_transfer_config.engine_id)
         self._pair = Pair.of(vllm_config)
         self._served = self._engine
@@ -246,7 +248,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """KV events of host memory, where vLLM publishes events."""
         if self._scheduler is None or self._scheduler.events is None:
             return []
-        return as_vllm_events(self._scheduler.events.take(), self._shape.block_tokens)
+        events = self._scheduler.events.take()
+        return as_vllm_events(events, self._shape.block_tokens, self._kind)
 
     # -- of either -------------------------------------------------------------------------------
 

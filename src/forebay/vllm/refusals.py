@@ -17,11 +17,16 @@ _logger = logging.getLogger("forebay.vllm")
 HASH_BYTES = {"sha256": 32, "sha256_cbor": 32, "xxhash": 16, "xxhash_cbor": 16}
 """Width of a block's hash, by the name of vLLM's algorithm."""
 
+KINDS = {"FullAttentionSpec": "full_attention", "MLAAttentionSpec": "mla_attention"}
+"""Kinds of KV cache that are supported, by vLLM's class, and its words for them in KV events."""
+
 _KV_DTYPES = (
     *("auto", "float32", "float16", "half", "bfloat16"),
     # Their scales lie with the weights; those of other quantized ones lie in the cache.
     *("fp8", "fp8_e4m3", "fp8_e5m2"),
 )
+_INDEXER = " (an indexer has a cache of its own)"
+_OF_SEVERAL = {"UniformTypeKVCacheSpecs": ", layers of several sizes, as with sparse attention"}
 _WHOLE_BLOCKS = ("NONE", "FP8_PER_TENSOR")
 """vLLM's names of how KV is quantized, where a block in memory is all of it."""
 
@@ -111,7 +116,8 @@ def _cached(kv_cache_config: Any) -> list[tuple[bool, str]]:
     quantized = getattr(spec, "kv_quant_mode", None)
     return [
         (len(groups) != 1, f"{len(groups)} KV-cache groups (sliding windows, states)"),
-        (kind != "FullAttentionSpec", f"KV caches of the kind {kind}"),
+        (kind not in KINDS, f"KV caches of the kind {kind}{_OF_SEVERAL.get(kind, '')}"),
+        *(_latents(spec) if kind == "MLAAttentionSpec" else ()),
         (bool(window), "attention over a window"),
         (bool(getattr(spec, "non_causal", False)), "attention that is not causal"),
         # A checkpoint may ask for it where cache_dtype is "auto".
@@ -122,6 +128,22 @@ def _cached(kv_cache_config: Any) -> list[tuple[bool, str]]:
         (
             bool(getattr(kv_cache_config, "needs_kv_cache_zeroing", False)),
             "KV caches that vLLM zeroes",
+        ),
+    ]
+
+
+def _latents(spec: Any) -> list[tuple[bool, str]]:
+    """Of multi-head latent attention: where a block is not plainly its tokens' latents."""
+    numbers = str(getattr(spec, "cache_dtype_str", None))
+    # By its name in 0.26, and that in later versions.
+    for_each = (getattr(spec, "compress_ratio", 1), getattr(spec, "tokens_per_state", 1))
+    return [
+        # A model may choose it where cache_dtype is "auto".
+        (numbers.endswith("ds_mla"), f"a KV cache of {numbers} (scales inside)"),
+        (bool(getattr(spec, "is_index_group_leader", False)), f"sparse attention{_INDEXER}"),
+        (
+            for_each != (1, 1) or getattr(spec, "model_version", None) is not None,
+            "latents of several tokens together",
         ),
     ]
 

@@ -20,12 +20,11 @@ from vllm.v1.core.kv_cache_utils import (  # pyright: ignore[reportMissingImport
 from forebay.vllm.adapter import GROUP
 from forebay.vllm.seen.events import Removed, Stored
 
-_KIND = "full_attention"
-"""vLLM's word for the one kind of KV cache that is supported."""
 
-
-def as_vllm_events(events: Sequence[Stored | Removed], block_tokens: int) -> list[Any]:
-    """`events` of host memory. Hashes are written as vLLM writes those of its own blocks."""
+def as_vllm_events(events: Sequence[Stored | Removed], block_tokens: int, kind: str) -> list[Any]:
+    """`events` of host memory, of a KV cache of the `kind` that vLLM calls so. Hashes are written
+    as vLLM writes those of its own blocks.
+    """
     made: list[Any] = []
     for event in events:
         hashes = [maybe_convert_block_hash(each) for each in event.hashes]
@@ -44,7 +43,7 @@ def as_vllm_events(events: Sequence[Stored | Removed], block_tokens: int) -> lis
                 medium=MEDIUM_CPU,
                 lora_name=None if event.lora is None else event.lora[1],
                 group_idx=GROUP,
-                kv_cache_spec_kind=_KIND,
+                kv_cache_spec_kind=kind,
             )
         )
     return made
