@@ -17,6 +17,7 @@ from forebay.vllm.adapter import KVShape, lay_side_by_side, read_shape
 from forebay.vllm.tensors import device_of, device_pool, parts_of, warn_of_tensors
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 6, 32, 2, 8, 3
+LATENT = 24
 PAGE = TOKENS * HEADS * 2 * SIZE * 2
 SHAPE = KVShape(TOKENS, LAYERS * PAGE, BLOCKS, LAYERS * PAGE)
 
@@ -68,6 +69,23 @@ def test_keys_and_values_apart():
 def test_all_layers_of_a_block_side_by_side():
     caches = {"all": torch.zeros((BLOCKS, LAYERS, TOKENS, HEADS, 2 * SIZE), dtype=torch.bfloat16)}
     assert offsets(device_pool(SHAPE, parts_of(SHAPE, caches))) == [(LAYERS * PAGE, LAYERS * PAGE)]
+
+
+@pytest.mark.parametrize("kernel_blocks", [1, 2])
+def test_latents_are_in_one_piece(kernel_blocks: int):
+    """Of multi-head latent attention, and a kernel may see each block as several."""
+    size = TOKENS * LATENT * 2
+    shape = KVShape(TOKENS, LAYERS * size, BLOCKS, LAYERS * size)
+    blocks, tokens = BLOCKS * kernel_blocks, TOKENS // kernel_blocks
+    caches = layers(blocks, tokens, LATENT)
+    assert offsets(device_pool(shape, parts_of(shape, caches))) == [(size, size)] * LAYERS
+    whole = torch.zeros((blocks, LAYERS, tokens, LATENT), dtype=torch.bfloat16)
+    (part,) = parts_of(shape, {"all": whole})
+    assert offsets(device_pool(shape, [part])) == [(LAYERS * size, LAYERS * size)]
+    whole[kernel_blocks : 2 * kernel_blocks] = 1
+    part[2].copy_(part[1])
+    found = [bool((block == 1).all()) for block in whole.unflatten(0, (BLOCKS, kernel_blocks))]
+    assert found == [False, True, True, *[False] * 3]
 
 
 def test_views_into_one_allocation_that_go_by_layer():
