@@ -188,6 +188,11 @@ class Blocks(Backend):
     sizes = (16, TOKENS)
 
 
+class Latents(Backend):
+    name = "FLASHMLA"
+    sizes = (TOKENS,)
+
+
 def engine(device: str = "cuda", second: bool = True, backend: type[Backend] = Backend) -> Any:
     """vLLM's configuration, of 0.26."""
     layers_by_name = {f"layer {each}": backend for each in range(LAYERS)}
@@ -224,7 +229,7 @@ def allocated(config: Any) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("backend", [Backend, Blocks])
+@pytest.mark.parametrize("backend", [Backend, Blocks, Latents])
 def test_blocks_are_laid_side_by_side_before_they_are_allocated(backend: type[Backend]):
     config = plan()
     assert read_shape(engine(), config) == SHAPE
