@@ -26,6 +26,7 @@ TESTS = (
     "hangs",
     "hints",
     "loras",
+    "items",
     "seen",
     "pitfalls",
     "refused",

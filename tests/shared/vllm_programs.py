@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,14 @@ def asked(
     after: int = 0,
     hint: bool = False,
     lora: tuple[str, int, str] | None = None,
+    images: Sequence[int] = (),
 ) -> dict[str, Any]:
     """A request of a round of `served`: asked `after` so many steps of the round, aborted after so
     many, if at all; as a hint that its session comes at once, if it is one; for the LoRA of that
-    name, number and folder.
+    name, number and folder; with images of those seeds.
     """
     request = {"name": name, "prompt": prompt, "answer": answer, "abort": abort}
-    return {**request, "after": after, "hint": hint, "lora": lora}
+    return {**request, "after": after, "hint": hint, "lora": lora, "images": images}
 
 
 def served(

@@ -149,7 +149,11 @@ def test_what_was_brought_for_one_that_is_replaced_is_let_go(toy: MakeEngine):
     refused = ask(engine, A, params={"forebay": {"hint": {}}})
     engine.run()
     assert refused.told == {
-        "forebay": {"hint": {"refused": "its LoRA was loaded anew under its name"}}
+        "forebay": {
+            "hint": {
+                "refused": "it is kept out of host memory, for its LoRA, its salt or its images"
+            }
+        }
     }
     assert_nothing_left(engine)
 
@@ -261,7 +265,7 @@ def test_vllm_takes_salts_for_loras_where_that_is_believed(toy: MakeEngine):
     salted = ask(engine, None, cache_salt="a").request.block_hashes
     adapted = ask(engine, A).request.block_hashes
     engine.run()
-    assert (salted[0] == adapted[0]) == engine.half._salts_out
+    assert (salted[0] == adapted[0]) == engine.half._misnamed._salts
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -153,6 +153,72 @@ def test_layers_that_a_checkpoint_quantizes_may_have_their_scales_with_the_weigh
         check_cache(cache)
 
 
+@pytest.fixture(scope="module")
+def tiny_sight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model that sees images."""
+    import tiny_llava  # noqa: PLC0415 - needs transformers
+
+    folder = tmp_path_factory.mktemp("llava")
+    tiny_llava.save(folder)
+    return folder
+
+
+def sees(model: Path, role: str = "kv_producer", **more: Any) -> Any:
+    """The configuration of one that does, in a role."""
+    more = {"model_impl": "transformers", "skip_tokenizer_init": False, **more}
+    return config_of(model, kv_transfer_config={**connector(), "kv_role": role}, **more)
+
+
+def test_images_come_in_a_role_in_which_vllm_takes_no_embeddings(tiny_sight: Path):
+    """With which the tests of what it answers run, too."""
+    config = sees(tiny_sight)
+    assert not config.model_config.multimodal_config.enable_mm_embeds
+    check_start(config, "0.32.0")
+    both = sees(tiny_sight, "kv_both")
+    taken = both.model_config.multimodal_config.enable_mm_embeds
+    # 0.26 does not know that switch.
+    assert taken == hasattr(
+        type(both.model_config.multimodal_config), "allow_missing_mm_embeddings"
+    )
+    if not taken:
+        check_start(both, "0.26.0")
+        return
+    with pytest.raises(SettingsError, match="takes embeddings from every client"):
+        check_start(both, "0.32.0")
+    with pytest.raises(SettingsError, match="the kv_role kv_consumer"):
+        check_start(sees(tiny_sight, "kv_consumer"), "0.32.0")
+
+
+def test_a_model_of_text_alone_has_one_role(tiny_llama: Path):
+    with pytest.raises(SettingsError, match="kv_role kv_producer"):
+        check_start(
+            config_of(tiny_llama, kv_transfer_config={**connector(), "kv_role": "kv_producer"}),
+            "0.32.0",
+        )
+
+
+def test_images_whose_tokens_see_those_behind_them_are_refused(
+    tiny_sight: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = sees(tiny_sight)
+    kind, items = type(config.model_config), config.model_config.multimodal_config
+    monkeypatch.setattr(kind, "is_mm_prefix_lm", True)
+    with pytest.raises(SettingsError, match="both directions between the tokens of an image"):
+        check_start(config, "0.32.0")
+    items.language_model_only = True
+    check_start(config, "0.32.0")
+    items.enable_mm_embeds = True
+    with pytest.raises(SettingsError, match="both directions between the tokens of an image"):
+        check_start(config, "0.32.0")
+
+
+def test_videos_that_are_thinned_out_are_refused(tiny_sight: Path):
+    config = sees(tiny_sight)
+    config.model_config.multimodal_config.video_pruning_rate = 0.5
+    with pytest.raises(SettingsError, match="video_pruning_rate"):
+        check_start(config, "0.32.0")
+
+
 def test_it_is_not_one_of_several_connectors(tiny_llama: Path):
     several = {
         "kv_connector": "MultiConnector",

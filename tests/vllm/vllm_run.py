@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -67,6 +68,18 @@ def serve_apart(llm: LLM, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {"rounds": served, "hits": hits}
 
 
+def prompt_of(asked: dict[str, Any]) -> dict[str, Any]:
+    """The prompt of a request, as vLLM takes it; its images are noise."""
+    prompt: dict[str, Any] = {"prompt_token_ids": asked["prompt"]}
+    if asked["images"]:
+        noise = [
+            np.random.default_rng(seed).integers(0, 256, (28, 28, 3)) for seed in asked["images"]
+        ]
+        shown = [Image.fromarray(each.astype(np.uint8)) for each in noise]
+        prompt["multi_modal_data"] = {"image": shown}
+    return prompt
+
+
 def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
     """The tokens of each request; of an aborted one those that came before."""
     answers: dict[str, list[int]] = {asked["name"]: [] for asked in requests}
@@ -76,7 +89,7 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
         while coming and coming[0]["after"] <= step:
             asked = coming.pop(0)
             params = greedy(asked["answer"], hint=asked["hint"])
-            prompt = {"prompt_token_ids": asked["prompt"]}
+            prompt = prompt_of(asked)
             lora = LoRARequest(*asked["lora"]) if asked["lora"] else None
             engine.add_request(asked["name"], prompt, params, lora_request=lora)
         if engine.has_unfinished_requests():

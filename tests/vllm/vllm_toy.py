@@ -97,34 +97,32 @@ class Pass:
     """One step's part of a request: `count` tokens from `start` on, through layer after layer."""
 
     def __init__(self, asked: Asked, start: int, count: int) -> None:
-        self._asked = asked
-        self._start, self._end = start, start + count
-        self._slots = np.repeat(asked.table, BLOCK_TOKENS)[: self._end]
+        self.asked = asked
+        self.start, self.end = start, start + count
+        self._slots = np.repeat(asked.table, BLOCK_TOKENS)[: self.end]
         self._total = 0
 
     def through(self, content: NDArray[np.int64], layers: list[int]) -> None:
         """Write and read the KV of these layers, of all that are in `content`."""
-        places = np.arange(self._end)
+        places = np.arange(self.end)
         offsets = places % BLOCK_TOKENS
         for layer in layers:
             mine = content[layer]
             state = (
-                int(mine[self._slots, offsets][self._start - 1])
-                if self._start
-                else self._asked.first
+                int(mine[self._slots, offsets][self.start - 1]) if self.start else self.asked.first
             )
-            for place in range(self._start, self._end):
-                state = _mix(state, self._asked.tokens[place])
+            for place in range(self.start, self.end):
+                state = _mix(state, self.asked.tokens[place])
                 mine[self._slots[place], offsets[place]] = state
             read = places % len(content) == layer
             self._total += int(mine[self._slots[read], offsets[read]].sum())
 
     def sampled(self) -> list[int]:
         """The token that comes of it, if one does."""
-        if self._end < len(self._asked.tokens):
+        if self.end < len(self.asked.tokens):
             return []
         token = self._total % VOCAB
-        self._asked.tokens.append(token)
+        self.asked.tokens.append(token)
         return [token]
 
 

@@ -79,6 +79,8 @@ class Watched:
             if self._known.get(name) == len(hashes):
                 continue
             self._known[name] = len(hashes)
-            whole = itertools.islice(asked.request.all_token_ids, len(hashes) * BLOCK_TOKENS)
+            # As the model sees them.
+            tokens = itertools.chain(asked.prompt, asked.request.output_token_ids)
+            whole = itertools.islice(tokens, len(hashes) * BLOCK_TOKENS)
             states = np.array(states_of(whole), np.int64).reshape(-1, BLOCK_TOKENS)
             self._content.update(zip(hashes, states, strict=True))

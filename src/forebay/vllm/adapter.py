@@ -99,6 +99,7 @@ class VllmRequest(Protocol):
     kv_transfer_params: object
     lora_request: Any
     cache_salt: str | None
+    mm_features: Sequence[Any]
     status: Any
     skip_reading_prefix_cache: bool
 
@@ -348,13 +349,6 @@ def uncache(pool: BlockPool, slots: Iterable[int]) -> None:
     watch, pool.metrics_collector = pool.metrics_collector, None
     pool.evict_blocks(set(slots))
     pool.metrics_collector = watch
-
-
-def salts_pass_for_loras(config: Any, version: str) -> bool:
-    """Whether vLLM names a prompt's first block alike for a `cache_salt` and for a LoRA of that
-    name: 0.26 puts one or the other behind its tokens and does not say which, 0.32 says it.
-    """
-    return config.lora_config is not None and (version_of(version) or (0, 0)) < (0, 32)
 
 
 def lora_of(request: VllmRequest) -> tuple[int, str] | None:

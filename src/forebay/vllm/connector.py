@@ -35,14 +35,15 @@ from forebay.vllm.adapter import (
     missing_parts,
     read_shape,
     read_step,
-    salts_pass_for_loras,
 )
 from forebay.vllm.messages import Orders
+from forebay.vllm.names import ends_of_prompts_are_misnamed, salts_pass_for_loras
 from forebay.vllm.options import Options
 from forebay.vllm.pair import Pair
 from forebay.vllm.refusals import HASH_BYTES, KINDS, check_cache, check_start
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.scheduler.half import SchedulerHalf
+from forebay.vllm.scheduler.misnamed import Misnamed
 from forebay.vllm.seen.kv_events import as_vllm_events
 from forebay.vllm.seen.log import join_log, tell_sizes, warnings_told
 from forebay.vllm.seen.measures import Growth, Stopwatch
@@ -173,7 +174,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             events=bool(gpu_block_pool.enable_kv_cache_events),
             links=self._ranks,
             most_loras=0 if config.lora_config is None else int(config.lora_config.max_loras),
-            salts_out=salts_pass_for_loras(config, __version__),
+            misnamed=Misnamed(
+                shape.block_tokens,
+                salts=salts_pass_for_loras(config, __version__),
+                tails=ends_of_prompts_are_misnamed(__version__),
+            ),
             hands=lambda: self._pair.worker,
         )
 

@@ -50,9 +50,8 @@ def check_cache(kv_cache_config: Any) -> None:
 
 def _configured(config: Any) -> list[tuple[bool, str]]:
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    role = getattr(config.kv_transfer_config, "kv_role", None)
     return [
-        (role not in (None, "kv_both"), f"the kv_role {role} (it saves and loads: kv_both)"),
+        *_role_and_items(config),
         (not cache.enable_prefix_caching, "prefix caching off, by which vLLM finds what is loaded"),
         (cache.prefix_caching_hash_algo not in HASH_BYTES, "this prefix_caching_hash_algo"),
         (cache.cache_dtype not in _KV_DTYPES, f"a KV cache of {cache.cache_dtype} (scales inside)"),
@@ -63,7 +62,6 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         # Without draft layers too: behind a prompt that is found whole vLLM makes room for drafts,
         # and `last_block` would be one of theirs.
         (config.speculative_config is not None, "speculative decoding (draft layers' KV)"),
-        (model.is_multimodal_model, "multimodal models"),
         (model.is_encoder_decoder, "encoder-decoder models"),
         (model.is_diffusion, "diffusion models (they write tokens more than once)"),
         (model.runner_type != "generate", f"the runner {model.runner_type!r}"),
@@ -102,6 +100,36 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         (
             config.device_config.device_type not in ("cpu", "cuda"),
             f"devices of {config.device_config.device_type}",
+        ),
+    ]
+
+
+def _role_and_items(config: Any) -> list[tuple[bool, str]]:
+    """What a role asks for beside saving and loading, which a connector does whatever its role."""
+    model = config.model_config
+    role = getattr(config.kv_transfer_config, "kv_role", None)
+    if not model.is_multimodal_model:
+        return [
+            (role not in (None, "kv_both"), f"the kv_role {role} (it saves and loads: kv_both)")
+        ]
+    items = model.multimodal_config
+    return [
+        (role not in (None, "kv_both", "kv_producer"), f"the kv_role {role} (take kv_producer)"),
+        # 0.32 sets that for all models, 0.33 where images may come.
+        (
+            getattr(items, "allow_missing_mm_embeddings", False),
+            f"multimodal models in the kv_role {role}, for which vLLM takes embeddings from "
+            "every client, or none where there should be some, and may end by them: "
+            "say kv_producer, with which this connector saves and loads as well",
+        ),
+        (
+            model.is_mm_prefix_lm and (items.enable_mm_embeds or not items.language_model_only),
+            "attention in both directions between the tokens of an image (vLLM may find the first "
+            "of them, and compute others before the last ones): say --language-model-only",
+        ),
+        (
+            items.is_multimodal_pruning_enabled(),
+            "video_pruning_rate (positions behind a video depend on whether it was encoded anew)",
         ),
     ]
 

@@ -45,6 +45,7 @@ from forebay.vllm.scheduler.lately import Lately
 from forebay.vllm.scheduler.lookups import Lookups
 from forebay.vllm.scheduler.loras import Loras
 from forebay.vllm.scheduler.mailbox import Hands, Mailbox
+from forebay.vllm.scheduler.misnamed import Misnamed
 from forebay.vllm.scheduler.naming import Naming
 from forebay.vllm.scheduler.near import NearLoads
 from forebay.vllm.scheduler.pool import VllmDevicePool
@@ -67,7 +68,7 @@ class SchedulerHalf:
     watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the width of its block hashes.
     `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
     wants KV events. A part of each block moves over each of `links`. vLLM takes `most_loras` at a
-    time. `salts_out` keeps requests with a salt out of host memory. `hands` gives the worker where
+    time. Requests that are `misnamed` are kept out of host memory. `hands` gives the worker where
     it is in this thread, `clock` is that of the worker, in seconds.
     """
 
@@ -87,7 +88,7 @@ class SchedulerHalf:
         events: bool = False,
         links: int = 1,
         most_loras: int = 0,
-        salts_out: bool = False,
+        misnamed: Misnamed | None = None,
         hands: Callable[[], Hands | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -135,7 +136,7 @@ class SchedulerHalf:
         self._last_blocks = LastBlocks(parts, pool, device)
         self._lookups = Lookups()
         self._loras = Loras(most_loras)
-        self._salts_out = salts_out
+        self._misnamed = misnamed
         self._turns = turns = Turns(parts, device, loads, hints)
         account = self.books.account
         self._copies = Copies(parts, device, mail, loads, saves, account, roster.by_id)
@@ -150,7 +151,7 @@ class SchedulerHalf:
         record = self._roster.arrived(request, now_s)
         if self._loras.replaced(request):
             self._keep_out(request.lora_request.lora_name)
-        if self._salts_out and request.cache_salt:
+        if self._misnamed is not None and self._misnamed.may_be(request):
             record.wishes = record.wishes.kept_out()
         self.books.asked(record)
         self._hints.take_up(record, now_s, looks_ahead=self._switch.policy.look_ahead)

@@ -113,7 +113,7 @@ class Hints:
         if not looks_ahead:
             why = "the mode does not look ahead"
         elif record.wishes.no_cache:
-            why = "its LoRA was loaded anew under its name"
+            why = "it is kept out of host memory, for its LoRA, its salt or its images"
         elif len(self._open) - len(renewed) >= bounds.hints:
             why = f"{bounds.hints} hints are open"
         elif others + blocks > bounds.blocks:

@@ -1,0 +1,35 @@
+"""What goes into vLLM's names of blocks, and what its versions leave out of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from forebay.vllm.adapter import VllmRequest, version_of
+
+
+def ends_of_prompts_are_misnamed(version: str) -> bool:
+    """Whether vLLM, of the items in a block that a prompt leaves partly filled, puts the last one
+    alone into the block's name: 0.26 does.
+    """
+    return (version_of(version) or (0, 0)) < (0, 32)
+
+
+class Item(NamedTuple):
+    """An image, or what else a prompt has beside text: its tokens are `start` to `end`."""
+
+    name: str
+    start: int
+    end: int
+
+
+def items_of(request: VllmRequest) -> list[Item]:
+    """Those in the prompt of `request`, as vLLM goes through them."""
+    spans = ((each.identifier, each.mm_position) for each in request.mm_features)
+    return [Item(name, at.offset, at.offset + at.length) for name, at in spans]
+
+
+def salts_pass_for_loras(config: Any, version: str) -> bool:
+    """Whether vLLM names a prompt's first block alike for a `cache_salt` and for a LoRA of that
+    name: 0.26 puts one or the other behind its tokens and does not say which, 0.32 says it.
+    """
+    return config.lora_config is not None and (version_of(version) or (0, 0)) < (0, 32)
