@@ -76,6 +76,13 @@ def test_every_kv_cache_with_scales_in_it_is_refused(tiny_llama: Path, dtype: st
         check_start(config, "0.32.0")
 
 
+def test_sparse_attention_is_refused_before_the_model_is_loaded(tiny_llama: Path):
+    config = config_of(tiny_llama)
+    config.model_config.hf_text_config.index_topk = 2048
+    with pytest.raises(SettingsError, match="sparse attention"):
+        check_start(config, "0.32.0")
+
+
 def test_scales_that_the_first_prompt_sets_are_refused(tiny_llama: Path):
     """An option of 0.26, which later versions do not have."""
     config = config_of(tiny_llama)

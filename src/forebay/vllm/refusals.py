@@ -62,6 +62,8 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
         # Without draft layers too: behind a prompt that is found whole vLLM makes room for drafts,
         # and `last_block` would be one of theirs.
         (config.speculative_config is not None, "speculative decoding (draft layers' KV)"),
+        # As vLLM tells it.
+        (hasattr(model.hf_text_config, "index_topk"), f"sparse attention{_INDEXER}"),
         (model.is_encoder_decoder, "encoder-decoder models"),
         (model.is_diffusion, "diffusion models (they write tokens more than once)"),
         (model.runner_type != "generate", f"the runner {model.runner_type!r}"),
