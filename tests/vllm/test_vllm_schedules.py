@@ -20,6 +20,7 @@ from vllm_toy import (
     prompt_of,
     wrong_answers,
 )
+from vllm_toy_bytes import Watched
 from vllm_toy_config import name_of
 
 from forebay.cache import saves
@@ -371,4 +372,29 @@ def test_a_worker_that_the_next_engine_of_the_process_takes_over_answers_that_on
     engine.run()
     assert not wrong_answers(engine)
     assert engine.half.stats().loaded_bytes == 12 * BLOCK_BYTES
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("mode", ["b0", "b4"])
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("filled", ["in whole", "begun"])
+def test_nobody_finds_what_a_request_was_to_fill_that_is_preempted_out_of_its_step(
+    toy: MakeEngine, filled: str, lag: int, mode: str
+):
+    """vLLM had named it by then. Behind steps that overlap later versions preempt nobody so."""
+    engine = toy(blocks=18, step_tokens=80, policy="priority", mode=mode, lag=lag)
+    watched = Watched(engine)
+    tokens = 64 if filled == "in whole" else 60
+    engine.scheduler.scheduler_config.long_prefill_token_threshold = tokens
+    low = engine.ask(prompt_of(1, 250), 4, priority=5)
+    engine.step()
+    high = engine.ask(prompt_of(2, 15), 6, priority=0)
+    for _ in range(200):
+        engine.step()
+        watched.check_books()
+        if not engine._scheduled:
+            watched.check_device()
+    assert low.ended == high.ended == "finished"
+    assert engine.preempted > 0 or lag
+    assert not wrong_answers(engine)
     assert_nothing_left(engine)

@@ -52,6 +52,7 @@ from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record, Turn
 from forebay.vllm.scheduler.roster import Roster
 from forebay.vllm.scheduler.turns import Turns
+from forebay.vllm.scheduler.unwritten import Unwritten
 from forebay.vllm.seen.events import HostEvents
 
 _IDLE_PIECE_BYTES = 256 << 20
@@ -135,6 +136,7 @@ class SchedulerHalf:
         self._naming = Naming(parts, pool, device, saves, self.events)
         self._last_blocks = LastBlocks(parts, pool, device)
         self._lookups = Lookups()
+        self._unwritten = Unwritten(pool, device, settings.block_tokens)
         self._loras = Loras(most_loras)
         self._misnamed = misnamed
         self._turns = turns = Turns(parts, device, loads, hints)
@@ -249,7 +251,9 @@ class SchedulerHalf:
         self._catch_up()
         self._hints.expire(now_s)
         self._lately.expire(now_s)
-        settle = self._mail.saves_reading(self._device.take_handed_out())
+        handed_out = self._device.take_handed_out()
+        settle = self._mail.saves_reading(handed_out)
+        self._unwritten.scheduled(step, handed_out, self._roster.preempted(step))
         for record, tokens in self._roster.follow(step):
             self._naming.name(self._roster.namespace, record, tokens)
         lack, held = self._turns.lack_loads, self._near.under_way

@@ -149,9 +149,11 @@ class VllmDevicePool:
     def take_handed_out(self) -> Ids:
         """Slots that were handed out since the last time, to vLLM's requests or to loads."""
         handed, self._handed = self._handed, []
-        if len(handed) == 1:
-            return handed[0]
-        return np.concatenate(handed) if handed else EMPTY_IDS
+        return handed[0] if len(handed) == 1 else np.concatenate([EMPTY_IDS, *handed])
+
+    def known(self, slots: Ids) -> set[int]:
+        """Those of `slots` that have a block of ours."""
+        return set(self.slot_of(self._books.blocks_in(slots)).tolist())
 
     def guard(self, count: int) -> None:
         """Of the next `count` that vLLM would hand out, take back what is leased, and, where there
@@ -200,8 +202,7 @@ class VllmDevicePool:
     def obtainable(self, *, protected: bool) -> int:
         # Leased or wanted blocks that vLLM has in use are not free to begin with: that this counts
         # them too errs towards loading later.
-        books = self._books
-        spared = books.leased_here + (0 if protected else books.wanted_here)
+        spared = self._books.leased_here + (0 if protected else self._books.wanted_here)
         return max(0, self._pool.get_num_free_blocks() - self._kept_free - spared)
 
     def fits(self, path: Ids) -> bool:
@@ -216,9 +217,7 @@ class VllmDevicePool:
         slots, contents = self._offered
         self._offered = (EMPTY_IDS, ())
         if len(slots) != len(blocks):
-            raise ProtocolError(
-                f"{len(blocks)} blocks need as many slots, {len(slots)} are offered"
-            )
+            raise ProtocolError(f"{len(blocks)} blocks need slots, {len(slots)} are offered")
         ousted = self._books.blocks_in(slots)
         if len(ousted):
             ousted = ousted[~self._books.busy(ousted)]

@@ -70,14 +70,19 @@ class Roster:
         priority = request.priority if self._by_priority else 0
         self._lately.came(self._line.add(record.waiting(self.namespace, priority)).blocks)
 
+    def preempted(self, step: Step) -> list[Record]:
+        """Those that `step` preempts. A reset of vLLM's cache preempts requests that may go on in
+        the very same step: not those.
+        """
+        names = step.preempted.difference(part.request for part in step.scheduled)
+        return [self._here[name] for name in names if name in self._here]
+
     def follow(self, step: Step) -> list[tuple[Record, int]]:
         """Take note of who runs and waits now. Returns those of which `step` fills blocks, and how
         many of its tokens each has computed then.
         """
-        # A reset of vLLM's cache preempts requests that may go on in the very same step.
-        for name in step.preempted.difference(part.request for part in step.scheduled):
-            record = self._here.get(name)
-            if record is not None and self._running.pop(record.id, None) is not None:
+        for record in self.preempted(step):
+            if self._running.pop(record.id, None) is not None:
                 record.waits_again()
                 self.wait(record)
         filled: list[tuple[Record, int]] = []
@@ -88,7 +93,7 @@ class Roster:
             if part.blocks or part.whole:
                 record.scheduled(part)
                 self._running[record.id] = record
-            end = part.start + part.tokens
+            end = record.computed = part.start + part.tokens
             if end >= (record.named + 1) * self._block_tokens:
                 filled.append((record, end))
         return filled

@@ -1,0 +1,45 @@
+"""Blocks that vLLM named for a step that their request is not in: nobody writes them.
+
+Where requests have priorities vLLM may preempt one that it had put into the very step. By then it
+has named the blocks which that step was to fill, and whoever finds them reads what was there
+before: so it is in every version that was tried, with a connector or without. Here they lose their
+names, or host memory would have for long what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forebay.core.arrays import Ids
+from forebay.vllm.adapter import BlockPool, Step, hash_of, uncache
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.records import Record
+
+
+class Unwritten:
+    """Looks for them in `pool`, of which `device` knows what is in some of its blocks."""
+
+    def __init__(self, pool: BlockPool, device: VllmDevicePool, block_tokens: int) -> None:
+        self._pool = pool
+        self._device = device
+        self._block_tokens = block_tokens
+
+    def scheduled(self, step: Step, handed_out: Ids, preempted: Sequence[Record]) -> None:
+        """`step` is complete, since the last one these slots were `handed_out`, and these requests
+        are in it no more. Let nobody find what they were to fill.
+        """
+        if not preempted:
+            return
+        filled = {slot for part in step.scheduled for slot in part.blocks}
+        handed = set(handed_out.tolist())
+        slots = handed - filled - self._device.known(handed_out)
+        slots |= {slot for record in preempted for slot in self._begun(record)} - handed
+        uncache(self._pool, slots)
+
+    def _begun(self, record: Record) -> list[int]:
+        """The block of which earlier steps fill a part, if vLLM named it as whole."""
+        place, hashes = record.computed // self._block_tokens, record.request.block_hashes
+        if place >= min(len(record.table), len(hashes)):
+            return []
+        slot = record.table[place]
+        return [slot] if hash_of(self._pool.blocks[slot]) == hashes[place] else []
