@@ -189,8 +189,7 @@ class Blocks(Backend):
 
 
 class Latents(Backend):
-    name = "FLASHMLA"
-    sizes = (TOKENS,)
+    name = "FLASH_ATTN_MLA"
 
 
 def engine(device: str = "cuda", second: bool = True, backend: type[Backend] = Backend) -> Any:

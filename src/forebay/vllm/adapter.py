@@ -231,7 +231,7 @@ def lay_side_by_side(vllm_config: Any, kv_cache_config: Any) -> bool:
     return True
 
 
-_BY_STRIDE = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLASH_ATTN_MLA", "FLASHMLA"})
+_BY_STRIDE = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLASH_ATTN_MLA"})
 """Attention backends that find a block by its stride. FlexAttention says so too, and flattens."""
 
 
