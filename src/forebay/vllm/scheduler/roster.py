@@ -74,6 +74,8 @@ class Roster:
         """Those that `step` preempts. A reset of vLLM's cache preempts requests that may go on in
         the very same step: not those.
         """
+        if not step.preempted:
+            return []
         names = step.preempted.difference(part.request for part in step.scheduled)
         return [self._here[name] for name in names if name in self._here]
 
