@@ -163,10 +163,10 @@ def test_layers_that_a_checkpoint_quantizes_may_have_their_scales_with_the_weigh
 @pytest.fixture(scope="module")
 def tiny_sight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model that sees images."""
-    import tiny_llava  # noqa: PLC0415 - needs transformers
+    import tiny_sights  # noqa: PLC0415 - needs transformers
 
     folder = tmp_path_factory.mktemp("llava")
-    tiny_llava.save(folder)
+    tiny_sights.SIGHTS["llava"].save(folder, 32)
     return folder
 
 

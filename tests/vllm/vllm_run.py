@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from tiny_sights import image_of
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -72,11 +72,7 @@ def prompt_of(asked: dict[str, Any]) -> dict[str, Any]:
     """The prompt of a request, as vLLM takes it; its images are noise."""
     prompt: dict[str, Any] = {"prompt_token_ids": asked["prompt"]}
     if asked["images"]:
-        noise = [
-            np.random.default_rng(seed).integers(0, 256, (28, 28, 3)) for seed in asked["images"]
-        ]
-        shown = [Image.fromarray(each.astype(np.uint8)) for each in noise]
-        prompt["multi_modal_data"] = {"image": shown}
+        prompt["multi_modal_data"] = {"image": [image_of(seed) for seed in asked["images"]]}
     return prompt
 
 
