@@ -24,6 +24,7 @@ TESTS = (
     "near",
     "idle_lives",
     "hangs",
+    "drafts",
     "hints",
     "loras",
     "items",

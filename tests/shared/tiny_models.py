@@ -83,6 +83,45 @@ def build(family: str, **overrides: Any) -> transformers.PreTrainedModel:
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
+def save_eagle(folder: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> None:
+    """One layer that guesses the tokens of a Llama from what that has in its last one, as EAGLE's
+    weights are saved.
+    """
+    model: Any = build("llama", num_hidden_layers=1, **overrides)
+    model.to(dtype).save_pretrained(folder)
+    layer = {
+        name.removeprefix("model."): weight
+        for name, weight in model.state_dict().items()
+        if ".layers." in name and "input_layernorm" not in name
+    }
+    size = model.config.hidden_size
+    layer["fc.weight"] = some_weights(size, 2 * size).to(dtype)
+    safetensors.torch.save_file(layer, folder / "model.safetensors")
+
+
+def save_with_mtp(folder: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> None:
+    """A decoder whose last layer guesses tokens (GLM 4.5), as its weights are saved."""
+    experts = {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1}
+    model: Any = build("glm4_moe", **experts, **overrides)
+    model.to(dtype).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    last = config["num_hidden_layers"] - 1
+    told = {"num_hidden_layers": last, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config | told))
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    size = model.config.hidden_size
+    more = {name: torch.ones(size, dtype=dtype) for name in ("enorm", "hnorm", "shared_head.norm")}
+    more["eh_proj"] = some_weights(size, 2 * size).to(dtype)
+    weights |= {f"model.layers.{last}.{name}.weight": each for name, each in more.items()}
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def some_weights(*shape: int) -> torch.Tensor:
+    """Weights as random as those of a decoder here, the same every time."""
+    dice = torch.Generator().manual_seed(8)
+    return _COMMON["initializer_range"] * torch.randn(*shape, generator=dice)
+
+
 def save_lora(model: transformers.PreTrainedModel, folder: Path, seed: int) -> None:
     """A LoRA over the keys and values of `model`, as PEFT saves one."""
     rank, layers = 8, ("k_proj", "v_proj")

@@ -44,7 +44,24 @@ def test_what_the_next_step_may_take(
 ) -> None:
     told: list[int] = []
     device = cast("Any", SimpleNamespace(guard=told.append))
-    guard = Guard(device, BLOCK_TOKENS, STEP_TOKENS, MOST_RUNNING, in_order=in_order)
+    guard = Guard(device, BLOCK_TOKENS, STEP_TOKENS, MOST_RUNNING, draft_slots=0, in_order=in_order)
     head = cast("Any", SimpleNamespace(head=lambda count: line[:count]))
     guard.scheduled(Step((), frozenset(), step_tokens), runs, head)
+    assert told == [guarded]
+
+
+@pytest.mark.parametrize(
+    ("line", "guarded"),
+    [
+        pytest.param([], ALL + 2 * 2, id="behind all tokens of a step"),
+        # Each has 32 drafts in the step that is under way, and all of them come to nothing.
+        pytest.param([waiting(32, 2)] * 2, 2 + (2 - 66 + 2 * 16 + 2 * 64) // 16, id="who decodes"),
+    ],
+)
+def test_what_it_may_take_for_drafts(line: list[Any], guarded: int) -> None:
+    told: list[int] = []
+    device = cast("Any", SimpleNamespace(guard=told.append))
+    guard = Guard(device, BLOCK_TOKENS, STEP_TOKENS, MOST_RUNNING, draft_slots=32, in_order=True)
+    head = cast("Any", SimpleNamespace(head=lambda count: line[:count]))
+    guard.scheduled(Step((), frozenset(), 66), [running(53, 52)] * 2, head)
     assert told == [guarded]

@@ -160,7 +160,7 @@ def config(**changes: Any) -> Any:
         ("parallel_config.decode_context_parallel_size", 2, "context parallelism"),
         ("parallel_config.prefill_context_parallel_size", 2, "context parallelism"),
         ("device_config.device_type", "xpu", "xpu"),
-        ("speculative_config", object(), "speculative"),
+        ("speculative_config", SimpleNamespace(method="medusa"), "speculative decoding by medusa"),
         ("ec_transfer_config", object(), "encoder-cache"),
         ("kv_transfer_config.kv_role", "kv_producer", "kv_role kv_producer"),
     ],

@@ -55,7 +55,6 @@ def test_a_wrong_option_is_told_before_the_model_is_loaded_where_graphs_are_used
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"speculative_config": NGRAMS}, "speculative decoding"),
         ({"enable_prompt_embeds": True}, "prompt embeddings"),
         ({"enable_prefix_caching": False}, "prefix caching off"),
     ],
@@ -66,6 +65,27 @@ def test_what_vllm_is_asked_for_and_does_not_work_is_named(
     check_start(config_of(tiny_llama), "0.32.0")
     with pytest.raises(SettingsError, match=said):
         check_start(config_of(tiny_llama, **asked), "0.32.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("speculative_config.method", "medusa", "speculative decoding by medusa"),
+        ("speculative_config.method", "ngram_gpu", "speculative decoding by ngram_gpu"),
+        ("speculative_config.method", "dflash", "speculative decoding by dflash"),
+        ("speculative_config.parallel_drafting", True, "parallel_drafting"),
+        ("parallel_config.pipeline_parallel_size", 2, "speculative decoding with pipeline"),
+    ],
+)
+def test_ways_to_guess_tokens_that_were_not_tried_are_refused(
+    tiny_llama: Path, name: str, value: object, said: str
+):
+    config = config_of(tiny_llama, speculative_config=NGRAMS)
+    check_start(config, "0.32.0")
+    part, last = name.split(".")
+    object.__setattr__(getattr(config, part), last, value)
+    with pytest.raises(SettingsError, match=said):
+        check_start(config, "0.32.0")
 
 
 @pytest.mark.parametrize("dtype", sorted(set(get_args(CacheDType)) - set(_KV_DTYPES)))

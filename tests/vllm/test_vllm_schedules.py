@@ -15,13 +15,13 @@ from vllm_toy import (
     MakeEngine,
     ToyEngine,
     answers,
-    asked_again_behind_held_saves,
     assert_nothing_left,
     prompt_of,
     wrong_answers,
 )
 from vllm_toy_bytes import Watched
 from vllm_toy_config import name_of
+from vllm_toy_held import asked_again_behind_held_saves
 
 from forebay.cache import saves
 from forebay.core.ledger import MissReason, Source

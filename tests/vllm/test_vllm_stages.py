@@ -15,13 +15,13 @@ from test_vllm_schedules import live, random_settings
 from vllm_toy import (
     LANES,
     answers,
-    asked_again_behind_held_saves,
     assert_nothing_left,
     prompt_of,
     wrong_answers,
 )
 from vllm_toy_bytes import Watched
 from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS
+from vllm_toy_held import asked_again_behind_held_saves
 from vllm_toy_stages import StagedEngine
 
 from forebay.core.ledger import Source

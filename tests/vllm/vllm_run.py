@@ -108,6 +108,23 @@ def fork_workers() -> None:
     executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+def let_look_at_libraries() -> None:
+    """vLLM asks everything that is loaded for its attributes, where it has no Triton; and the
+    library behind numba, with which it looks for n-grams, has every name as a function.
+    """
+    if not current_platform.is_cpu():
+        return
+    library: Any = importlib.import_module("llvmlite.binding.ffi")
+    by_name = library._lib_wrapper.__getattr__
+
+    def named(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return by_name(self, name)
+
+    library._lib_wrapper.__getattr__ = named
+
+
 def warm_up(worker: Any) -> None:
     """What a worker of a later stage copies its input to is made by a first pass, which vLLM leaves
     out on a CPU where it compiles nothing.
@@ -206,6 +223,21 @@ def count_preemptions(scheduler: Any) -> list[str]:
     return names
 
 
+def count_guesses(scheduler: Any) -> list[tuple[int, int]]:
+    """How many tokens are guessed of a request in a step, and how many of them right, each time
+    from now on.
+    """
+    guesses: list[tuple[int, int]] = []
+    told = scheduler.make_spec_decoding_stats
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        guesses.append((more["num_draft_tokens"], more["num_accepted_tokens"]))
+        return told(*arguments, **more)
+
+    scheduler.make_spec_decoding_stats = counted
+    return guesses
+
+
 def count_near() -> list[int]:
     """Loads for which a worker in this process holds a step, from now on."""
     near: list[int] = []
@@ -245,6 +277,8 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
     fork_workers()
     if current_platform.is_cpu() and is_latent(plan["engine"]["model"]):
         begin_behind_prefixes()
+    if plan["engine"].get("speculative_config"):
+        let_look_at_libraries()
     llm = LLM(**plan["engine"], disable_log_stats=not plan["apart"])
     if plan["engine"].get("pipeline_parallel_size", 1) > 1:
         llm.collective_rpc(warm_up)
@@ -252,7 +286,9 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         return serve_apart(llm, plan["rounds"])
     core = llm.llm_engine.engine_core.engine_core
     preempted, near = count_preemptions(core.scheduler), count_near()
+    guesses = count_guesses(core.scheduler)
     rounds: list[dict[str, list[int]]] = []
+    drafts: list[list[int]] = []
     for each in plan["rounds"]:
         if each.get("reset"):
             assert llm.reset_prefix_cache()
@@ -262,6 +298,8 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         rounds.append(serve(llm.llm_engine, each["requests"]))
         while core.scheduler.has_requests():
             core.step_fn()
+        drafts.append([sum(count) for count in zip(*guesses, strict=True)])
+        guesses.clear()
     pool = core.scheduler.kv_cache_manager.block_pool
     result: dict[str, Any] = {
         "rounds": rounds,
@@ -269,6 +307,7 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         "blocks": pool.num_gpu_blocks,
         "preempted": len(preempted),
         "near": len(near),
+        "drafts": drafts,
     }
     if core.scheduler.connector is not None:
         half = core.scheduler.connector.scheduler_half

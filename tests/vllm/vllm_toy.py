@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -35,7 +33,6 @@ from vllm_real import RealScheduler, output_of, request_of
 from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS, layers_of, name_of, of_rank, plan_of
 
 from forebay.core.slots import SlotState
-from forebay.transfer.messages import Direction
 from forebay.vllm.connector import ForebayConnector
 
 VOCAB = 251
@@ -151,7 +148,7 @@ class ToyEngine(RealScheduler):
     ) -> None:
         layers = MODEL_LAYERS if stages else ranks
         extra["host_bytes"] = layers * extra.get("host_bytes", 400 * BLOCK_BYTES)
-        config = EngineArgs(
+        arguments = EngineArgs(
             model=str(model),
             skip_tokenizer_init=True,
             dtype="float32",
@@ -170,7 +167,8 @@ class ToyEngine(RealScheduler):
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": extra,
             },
-        ).create_engine_config()
+        )
+        config = self.configured(arguments)
         config.cache_config.num_gpu_blocks = blocks
         config.parallel_config.world_size = ranks
         if stages:
@@ -206,6 +204,10 @@ class ToyEngine(RealScheduler):
         self._scheduled: deque[Any] = deque()
         self.steps = 0
         self.preempted = 0
+
+    def configured(self, arguments: EngineArgs) -> Any:
+        """vLLM's configuration by these arguments."""
+        return arguments.create_engine_config()
 
     @property
     def worker(self) -> Any:
@@ -388,31 +390,3 @@ def prompt_of(seed: int, length: int) -> list[int]:
     """A prompt that is the same for the same `seed`, longer ones beginning like shorter ones."""
     source = random.Random(seed)
     return [source.randrange(VOCAB) for _ in range(length)]
-
-
-def asked_again_behind_held_saves(engine: ToyEngine, core: Any) -> Asked:
-    """Answer a prompt, and one that takes its slots while the mover `core` saves them, in held
-    lanes that go on in a moment; then the first one again.
-    """
-    for lane in LANES:
-        core.hold_lane(Direction.SAVE, lane)
-    first = engine.ask(prompt_of(1, 200), 1)
-    while not first.ended:
-        engine.step()
-    until_s = time.monotonic() + 30.0
-    # Or it is cancelled before a byte of it is copied.
-    while core.events_in_use < len(LANES):
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
-    second = engine.ask(prompt_of(2, 200), 1)
-    release = threading.Timer(
-        0.5, lambda: [core.release_lane(Direction.SAVE, lane) for lane in LANES]
-    )
-    release.start()
-    while not second.ended:
-        engine.step()
-    release.join()
-    engine.run()
-    again = engine.ask(prompt_of(1, 200), 4)
-    engine.run()
-    return again

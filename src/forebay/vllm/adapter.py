@@ -7,11 +7,12 @@ versions in `TRIED`; the fields used are the same in all of them except where no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from forebay.errors import SettingsError
+from forebay.vllm.drafts import drafts_in_cache
 
 TRIED = ((0, 26), (0, 32), (0, 33))
 """Release lines that this was tried with: 0.26 on GPUs, 0.32 by the tests, on a CPU; and with the
@@ -106,6 +107,7 @@ class VllmRequest(Protocol):
 
 class Scheduled(NamedTuple):
     """A request of one step: it computes `tokens` from `start` on.
+    Where steps overlap vLLM counts on earlier guesses, and the worker may go on further before.
 
     `blocks` are new ones of its table, or, if `whole`, all of them.
     """
@@ -124,6 +126,8 @@ class Step:
     scheduled: tuple[Scheduled, ...]
     preempted: frozenset[str]
     tokens: int
+    drafts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many of its tokens are guesses, by request."""
 
 
 def read_step(output: Any) -> Step:
@@ -146,7 +150,9 @@ def read_step(output: Any) -> Step:
         ids = blocks[GROUP] if blocks is not None else ()
         scheduled.append(Scheduled(name, start, counts[name], ids, whole))
     preempted = frozenset(output.preempted_req_ids or ())
-    return Step(tuple(scheduled), preempted, output.total_num_scheduled_tokens)
+    guesses: dict[str, list[int]] = output.scheduled_spec_decode_tokens
+    drafts = {name: len(each) for name, each in guesses.items()}
+    return Step(tuple(scheduled), preempted, output.total_num_scheduled_tokens, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +258,11 @@ def _kernels_take(vllm_config: Any, layers: Iterable[str], block_tokens: int) ->
     )
 
 
-def last_block(blocks: Any) -> int:
-    """The id of the last one of vLLM's `KVCacheBlocks` of one request."""
-    return int(blocks.blocks[GROUP][-1].block_id)
+def last_block(blocks: Any, tokens: int, block_tokens: int) -> int:
+    """The id of the last one with any of a request's `tokens` in vLLM's `KVCacheBlocks` of it:
+    behind that may be others, for drafts.
+    """
+    return int(blocks.blocks[GROUP][(tokens - 1) // block_tokens].block_id)
 
 
 def loads_come_first(output: Any) -> None:
@@ -293,8 +301,11 @@ def missing_parts(pool: BlockPool) -> list[str]:
 
 def frees_idle(vllm_config: Any) -> bool:
     """Whether vLLM frees a block only when no step under way may touch it: where steps overlap it
-    defers that for connectors that load (`Scheduler.defer_block_free`).
+    defers that for connectors that load (`Scheduler.defer_block_free`). Layers that make drafts
+    may write still when the tokens of a step are known.
     """
+    if drafts_in_cache(vllm_config):
+        return False
     overlap = vllm_config.max_concurrent_batches > 1
     return not overlap or bool(vllm_config.kv_transfer_config.is_kv_consumer)
 
@@ -361,52 +372,3 @@ def lora_name(request: VllmRequest) -> str | None:
     """The name of the LoRA that `request` is for, if it is for one."""
     lora = lora_of(request)
     return None if lora is None else lora[1]
-
-
-class HandedOut:
-    """Takes note of every block that vLLM's pool hands out, and of resets of its cache.
-
-    It is the pool's collector of residency metrics, which is told of both in all versions, and
-    passes everything on to the one that was there. vLLM calls it for each block, so the calls are
-    the cheapest there are.
-    """
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self._blocks: list[Block] = []
-        self._reset = False
-        note: Callable[[Block], None] = self._blocks.append
-        self.on_block_evicted = note if inner is None else self._note_and_tell
-        """Called for each block handed out, whatever was in it, before its hash is dropped."""
-        self.on_block_allocated = _nothing if inner is None else inner.on_block_allocated
-        self.on_block_accessed = _nothing if inner is None else inner.on_block_accessed
-
-    @classmethod
-    def watch(cls, pool: BlockPool) -> HandedOut:
-        """Watch `pool` from now on."""
-        watch = cls(pool.metrics_collector)
-        pool.metrics_collector = watch
-        return watch
-
-    def take(self) -> tuple[list[Block], bool]:
-        """The blocks handed out since the last time, in order, and whether the cache was reset."""
-        taken = self._blocks.copy(), self._reset
-        self._blocks.clear()
-        self._reset = False
-        return taken
-
-    def reset(self) -> None:
-        """The prefix cache was reset: nothing is found in it any more."""
-        self._reset = True
-        if self._inner is not None:
-            self._inner.reset()
-
-    def _note_and_tell(self, block: Block) -> None:
-        self._blocks.append(block)
-        self._inner.on_block_evicted(block)
-
-
-_nothing: Callable[[Block], object] = callable
-"""Of what is called with one object, and changes nothing, the quickest: `id` makes a number, and
-since Python 3.12 tells every audit hook.
-"""

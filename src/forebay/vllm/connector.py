@@ -36,6 +36,7 @@ from forebay.vllm.adapter import (
     read_shape,
     read_step,
 )
+from forebay.vllm.drafts import draft_slots
 from forebay.vllm.messages import Orders
 from forebay.vllm.names import ends_of_prompts_are_misnamed, salts_pass_for_loras
 from forebay.vllm.options import Options
@@ -166,6 +167,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             key_bytes=HASH_BYTES[config.cache_config.prefix_caching_hash_algo],
             most_running=limits.max_num_seqs,
             step_tokens=limits.max_num_batched_tokens,
+            draft_slots=draft_slots(config),
             by_priority=str(limits.policy) == "priority",
             kept_free=int(limits.watermark * gpu_block_pool.num_gpu_blocks),
             frees_idle=frees_idle(config),
@@ -198,7 +200,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request starts."""
-        block = last_block(blocks) if num_external_tokens else None
+        block = None
+        if num_external_tokens:
+            block = last_block(blocks, request.num_tokens, self._shape.block_tokens)
         with self._watch:
             self.scheduler_half.admitted(request, block)
 

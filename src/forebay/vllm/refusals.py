@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.errors import SettingsError
 from forebay.vllm.adapter import GROUP, TRIED, version_of
+from forebay.vllm.drafts import untried_drafts
 
 _logger = logging.getLogger("forebay.vllm")
 
@@ -59,9 +60,7 @@ def _configured(config: Any) -> list[tuple[bool, str]]:
             bool(getattr(cache, "calculate_kv_scales", False)),
             "calculate_kv_scales (scales of the first prompt)",
         ),
-        # Without draft layers too: behind a prompt that is found whole vLLM makes room for drafts,
-        # and `last_block` would be one of theirs.
-        (config.speculative_config is not None, "speculative decoding (draft layers' KV)"),
+        *untried_drafts(config),
         # As vLLM tells it.
         (hasattr(model.hf_text_config, "index_topk"), f"sparse attention{_INDEXER}"),
         (model.is_encoder_decoder, "encoder-decoder models"),

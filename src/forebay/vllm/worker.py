@@ -174,8 +174,12 @@ class WorkerHalf:
             self._mover.step_launched(self._step, self._stream())
 
     def step_over(self) -> None:
-        """The end of a step. One without work waits a little for a copy to end, if none has."""
-        self.launched()
+        """The end of a step, but for its drafts: vLLM may launch those, which write KV, and say
+        only then that all is launched. One without work is over, and waits a little for a copy to
+        end, if none has.
+        """
+        if self._idle:
+            self.launched()
         self._take()
         if self._idle:
             self._wait_for_an_end()

@@ -91,8 +91,10 @@ class Books:
         `held` for loads takes longer than its work.
         """
         if step.tokens:
-            decode = sum(part.tokens == 1 for part in step.scheduled)
-            self._under_way[number] = (step.tokens - decode, decode, now_s, not held)
+            drafts = step.drafts
+            decode = sum(each.tokens == 1 + drafts.get(each.request, 0) for each in step.scheduled)
+            prefill = step.tokens - sum(drafts.values()) - decode
+            self._under_way[number] = (prefill, decode, now_s, not held)
         self.tally.step(now_s, computes=step.tokens > 0, loads_lack=loads_lack)
 
     def step_ended(self, number: int, now_s: float) -> None:

@@ -11,7 +11,8 @@ from forebay.vllm.scheduler.pool import VllmDevicePool
 
 class Guard:
     """Keeps what is leased in `device` out of the way of vLLM's steps, which have `step_tokens`
-    tokens and `most_running` requests at most. `in_order`: who comes later waits longer.
+    tokens and `most_running` requests at most, and room for `draft_slots` tokens more of each.
+    `in_order`: who comes later waits longer.
     """
 
     def __init__(
@@ -21,12 +22,14 @@ class Guard:
         step_tokens: int,
         most_running: int,
         *,
+        draft_slots: int,
         in_order: bool,
     ) -> None:
         self._device = device
         self._block_tokens = block_tokens
         self._step_tokens = step_tokens
         self._most_running = most_running
+        self._draft_slots = draft_slots
         self._in_order = in_order
 
     def scheduled(self, step: Step, running: Iterable[VllmRequest], line: WaitingLine) -> None:
@@ -35,10 +38,11 @@ class Guard:
         """
         size, most = self._block_tokens, self._most_running
         first = line.head(most)
-        tokens = self._step_tokens
+        drafts = most * self._draft_slots
+        tokens = self._step_tokens + drafts
         if self._in_order and len(first) == most:
             left = sum(max(0, each.num_tokens - each.num_computed_tokens) for each in running)
             left += sum(each.request.tokens - len(each.blocks) * size for each in first)
-            # Each of both may begin a block more.
-            tokens = min(tokens, left - step.tokens + most * size)
+            # Each of both may begin a block more, and the drafts of `step` may come to nothing.
+            tokens = min(tokens, left - step.tokens + most * size + 2 * drafts)
         self._device.guard(most - (-tokens // size))

@@ -65,8 +65,9 @@ _PIECE_BYTES = 2 << 30
 class SchedulerHalf:
     """Decides over `pool`. One thread calls it, in the order of vLLM's scheduler.
 
-    `most_running` and `step_tokens` are vLLM's limits, `by_priority` its policy, `kept_free` its
-    watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the width of its block hashes.
+    `most_running` and `step_tokens` are vLLM's limits, `draft_slots` what the latter leaves out for
+    each request, `by_priority` its policy, `kept_free` its watermark in blocks, `frees_idle` as the
+    pool has it, `key_bytes` the width of its block hashes.
     `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
     wants KV events. A part of each block moves over each of `links`. vLLM takes `most_loras` at a
     time. Requests that are `misnamed` are kept out of host memory. `hands` gives the worker where
@@ -81,6 +82,7 @@ class SchedulerHalf:
         key_bytes: int,
         most_running: int,
         step_tokens: int,
+        draft_slots: int = 0,
         by_priority: bool = False,
         kept_free: int = 0,
         frees_idle: bool = False,
@@ -107,7 +109,12 @@ class SchedulerHalf:
             frees_idle=frees_idle,
         )
         self._guard = Guard(
-            device, settings.block_tokens, step_tokens, most_running, in_order=not by_priority
+            device,
+            settings.block_tokens,
+            step_tokens,
+            most_running,
+            draft_slots=draft_slots,
+            in_order=not by_priority,
         )
         # The worker says how many there are, with its first output: saves wait for that.
         self._host_slots = 0

@@ -25,13 +25,13 @@ from forebay.errors import ProtocolError
 from forebay.vllm.adapter import (
     Block,
     BlockPool,
-    HandedOut,
     VllmRequest,
     cache_run,
     cached_blocks,
     lora_name,
     uncache,
 )
+from forebay.vllm.handed_out import HandedOut
 
 _LOOKED = 2
 """Where a load may take what is wanted, so many times its blocks are looked at for what is not."""

@@ -1,0 +1,219 @@
+"""Speculative decoding: guesses that are right or wrong, over vLLM's real scheduler."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+from test_vllm_idle_lives import live, settings
+from vllm_toy import answers, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy_drafts import WITH_LAYERS, DraftingEngine, DraftPass
+
+from forebay.core.ledger import Source
+from forebay.core.rates import Rates
+from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.worker import WorkerHalf
+
+METHODS = ("ngram", "suffix", *WITH_LAYERS)
+WHOLE = 12 * 16
+
+MakeDrafting = Callable[..., DraftingEngine]
+
+
+@pytest.fixture
+def drafting(tiny_llama: Path):
+    """Makes engines that guess, and closes them."""
+    engines: list[DraftingEngine] = []
+
+    def make(**options: Any) -> DraftingEngine:
+        engines.append(DraftingEngine(tiny_llama, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_what_left_the_device_comes_back(drafting: MakeDrafting, method: str, lag: int):
+    engine = drafting(method=method, lag=lag)
+    first = engine.ask(prompt_of(1, 200), 60)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.ask(first.prompt + first.given, 60)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert engine.guessed > engine.right > 20
+    assert engine.half.stats().sources[Source.HOST] >= 15 - 1
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_lives(drafting: MakeDrafting, method: str, seed: int):
+    dice = random.Random(seed + 100 * METHODS.index(method))
+    options = settings(dice) | {"early": dice.random() < 0.5}
+    if method in WITH_LAYERS:
+        options["ranks"] = 1
+    engine = drafting(method=method, seed=seed, **options)
+    live(engine, dice, steps=200)
+    engine.run()
+    assert not wrong_answers(engine)
+    assert engine.right > 20
+    assert_nothing_left(engine)
+
+
+def computed(engine: DraftingEngine) -> int:
+    """Tokens of prompts that were computed so far."""
+    return engine.half.books.tally.prompt_tokens[Source.RECOMPUTED]
+
+
+@pytest.mark.parametrize("length", [WHOLE, WHOLE + 8])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
+def test_what_comes_from_host_memory_is_used_as_what_is_there(
+    drafting: MakeDrafting, method: str, length: int
+):
+    """By EAGLE vLLM computes the last block that it finds once more."""
+    engine = drafting(method=method)
+    counts: list[int] = []
+    for where in ("nowhere", "device", "host"):
+        if where == "host":
+            assert engine.scheduler.reset_prefix_cache()
+        before = computed(engine)
+        engine.ask(prompt_of(1, length), 8)
+        engine.run()
+        counts.append(computed(engine) - before)
+    again = (16 if method == "eagle" else 0) + length % 16
+    if length == WHOLE:
+        # All but the last block is looked up, and that one copied where all before it was found.
+        again = 2 * 16 if method == "eagle" else 1
+    assert counts == [length, again, again]
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_the_last_block_is_not_the_one_behind_it_that_is_for_drafts(
+    drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, method: str, rule: str
+):
+    """Where others decode vLLM makes room for drafts at once, of which there are none yet."""
+    if rule == "broken":
+        monkeypatch.setattr(
+            "forebay.vllm.connector.last_block", lambda blocks, *_: blocks.blocks[0][-1].block_id
+        )
+    engine = drafting(method=method)
+    engine.ask(prompt_of(1, WHOLE), 1)
+    engine.run()
+    decodes = engine.ask(prompt_of(2, 20), 60)
+    while not decodes.given:
+        engine.step()
+    again = engine.ask(prompt_of(1, WHOLE), 8)
+    engine.run()
+    assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_step_counts_as_launched_behind_its_drafts(
+    drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, early: bool, rule: str
+):
+    """vLLM's first model runner asks what is new before it: a save could read the layer then."""
+    engine = drafting(method="draft_model", early=early)
+    worker: WorkerHalf = engine.worker.worker_half
+    launched: list[bool] = []
+    through, step_over = DraftPass.through_own, WorkerHalf.step_over
+
+    def watched(self: DraftPass, content: Any, drafts: list[int]) -> None:
+        launched.append(worker._launched)
+        through(self, content, drafts)
+
+    def at_once(self: WorkerHalf) -> None:
+        self.launched()
+        step_over(self)
+
+    monkeypatch.setattr(DraftPass, "through_own", watched)
+    if rule == "broken":
+        monkeypatch.setattr(WorkerHalf, "step_over", at_once)
+    engine.ask(prompt_of(1, 100), 20)
+    engine.run()
+    assert any(launched) == (early and rule == "broken")
+
+
+@pytest.mark.parametrize(("method", "waits"), [("ngram", False), ("draft_model", True)])
+def test_a_load_waits_for_layers_that_may_write_behind_the_tokens_of_their_step(
+    drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, method: str, waits: bool
+):
+    """The tokens of a step are known, and what it used is free, before its drafts are made."""
+    engine = drafting(method=method)
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    stamps: list[int] = []
+    settle = VllmDevicePool._allocate_for_load
+
+    def watched(self: VllmDevicePool, blocks: Any, protected: bool) -> Any:
+        lost = settle(self, blocks, protected)
+        stamps.extend(np.asarray(self.stamps(blocks)).tolist())
+        return lost
+
+    monkeypatch.setattr(VllmDevicePool, "_allocate_for_load", watched)
+    steps = engine.half._store.newest_step
+    engine.ask(prompt_of(1, 200), 1)
+    engine.run()
+    assert stamps
+    assert {stamp >= steps for stamp in stamps} == {waits}
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_room_is_left_for_the_drafts_of_the_next_step(
+    drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    if rule == "broken":
+        monkeypatch.setattr("forebay.vllm.connector.draft_slots", lambda config: 0)
+    engine = drafting(method="draft_model", most=20, step_tokens=200, blocks=80)
+    guarded: list[int] = []
+    monkeypatch.setattr(VllmDevicePool, "guard", lambda self, count: guarded.append(count))
+    lack: list[int] = []
+    for answer in (1, 60):
+        engine.run()
+        # So many that there is no room for who comes, and the second time nothing to compute.
+        for seed in range(12):
+            engine.ask(prompt_of(seed, 32), answer)
+    schedule = engine.scheduler.schedule
+
+    def watched() -> Any:
+        before, most = engine.pool.get_num_free_blocks(), guarded[-1:]
+        output = schedule()
+        taken = before - engine.pool.get_num_free_blocks()
+        lack.extend(taken - each for each in most)
+        return output
+
+    engine.scheduler.schedule = watched
+    while sum(1 for _ in engine.open()) > 8:  # 4 wait
+        engine.step()
+    assert (max(lack) > 0) == (rule == "broken")
+    engine.run()
+    assert not wrong_answers(engine)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_drafts_are_no_prompt(drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, lag: int):
+    """They would make a step look as one that computes a prompt, slowly."""
+    engine = drafting(lag=lag)
+    steps: list[tuple[int, int]] = []
+    monkeypatch.setattr(Rates, "stepped", lambda self, *told: steps.append(told[:2]))
+    engine.ask(prompt_of(1, 60), 40)
+    engine.run()
+    assert engine.right > 10
+    assert steps[0] == (60, 0)
+    assert set(steps[1:]) == {(0, 1)}

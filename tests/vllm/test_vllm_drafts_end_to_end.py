@@ -1,0 +1,79 @@
+"""Speculative decoding in vLLM's own engine on a CPU: greedy tokens are those without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
+
+import tiny_models
+from test_vllm_end_to_end import CROWDED, equal_as_far, renamed, requests, with_ours
+from vllm_programs import engine_options, served
+
+SHAPE = {"head_dim": 32, "vocab_size": 16}
+"""With few tokens some guesses are right, whoever guesses."""
+
+
+def by_ngrams(folder: Path) -> dict[str, Any]:
+    tiny_models.build("llama", **SHAPE).save_pretrained(folder / "model")
+    return {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+def by_a_model(folder: Path) -> dict[str, Any]:
+    """One that is right most of the time: as the model itself, but for its last layer."""
+    model = tiny_models.build("llama", **SHAPE)
+    model.save_pretrained(folder / "model")
+    for weight in model.model.layers[-1].mlp.parameters():
+        weight.data *= 0.9
+    model.save_pretrained(folder / "drafts")
+    return {"method": "draft_model", "model": str(folder / "drafts")}
+
+
+def by_eagle(folder: Path) -> dict[str, Any]:
+    tiny_models.build("llama", **SHAPE).save_pretrained(folder / "model")
+    tiny_models.save_eagle(folder / "drafts", **SHAPE)
+    return {"method": "eagle", "model": str(folder / "drafts")}
+
+
+def by_mtp(folder: Path) -> dict[str, Any]:
+    tiny_models.save_with_mtp(folder / "model", **SHAPE)
+    return {"method": "mtp"}
+
+
+PLAIN, WITH_ABORTS = requests(6, aborts=False), requests(6, aborts=True)
+for _each in [*PLAIN[::2], *WITH_ABORTS[::2]]:
+    # One prompt in two is found whole.
+    _each["prompt"] = _each["prompt"][: len(_each["prompt"]) // 32 * 32]
+for _each in [*PLAIN, *WITH_ABORTS]:
+    _each["prompt"] = [3 + token % 13 for token in _each["prompt"]]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("guess", [by_ngrams, by_a_model, by_eagle, by_mtp])
+def test_greedy_tokens_are_those_without_drafts_and_connector(tmp_path: Path, guess: Any):
+    """With aborts and preemption."""
+    drafts = {**guess(tmp_path), "num_speculative_tokens": 3}
+    model = tmp_path / "model"
+    alone = served(tmp_path, [{"requests": PLAIN}], engine_options(model, **CROWDED))
+    right = alone["rounds"][0]
+    rounds = [
+        {"requests": WITH_ABORTS},
+        {"requests": renamed(PLAIN, "b"), "reset": True},
+        {"requests": renamed(WITH_ABORTS, "c"), "reset": True},
+        {"requests": renamed(PLAIN, "d"), "reset": True, "bring_nothing": True},
+    ]
+    ours = served(tmp_path, rounds, with_ours(model, speculative_config=drafts, **CROWDED))
+    *kept, broken = (
+        equal_as_far(right, {f"6-{name.split('-')[1]}": said for name, said in each.items()})
+        for each in ours["rounds"]
+    )
+    for each in kept:
+        assert all(each.values()), each
+    assert not all(broken.values()), "loads that bring nothing were not noticed"
+    assert all(guessed > accepted > 10 for guessed, accepted in ours["drafts"])
+    assert ours["sources"]["host"] > 0
+    assert ours["preempted"] > 0
+    assert ours["free"] == ours["blocks"] - 1
