@@ -113,6 +113,8 @@ def config(**changes: Any) -> Any:
     settings: dict[str, Any] = {
         "model_config.is_multimodal_model": False,
         "model_config.is_encoder_decoder": False,
+        "model_config.use_mla": False,
+        "model_config.hf_text_config": SimpleNamespace(),
         "model_config.is_diffusion": False,
         "model_config.runner_type": "generate",
         "model_config.is_moe": False,
@@ -145,7 +147,6 @@ def config(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("model_config.is_multimodal_model", True, "multimodal"),
         ("model_config.is_encoder_decoder", True, "encoder-decoder"),
         ("model_config.is_diffusion", True, "diffusion"),
         ("model_config.runner_type", "pooling", "pooling"),
@@ -169,6 +170,25 @@ def test_what_is_not_supported_is_refused_with_the_reason(name: str, value: Any,
     check_start(config(), "0.32.0")
     with pytest.raises(SettingsError, match=said):
         check_start(config(**{name: value}), "0.32.0")
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "said"),
+    [
+        ("mtp", "use_mla", "speculative decoding by mtp over multi-head latent attention"),
+        ("ngram", "is_multimodal_model", "speculative decoding of a multimodal model"),
+    ],
+)
+def test_models_over_which_drafts_were_not_tried_are_refused(method: str, name: str, said: str):
+    items = SimpleNamespace(is_multimodal_pruning_enabled=lambda: False)
+    drafts = {
+        "speculative_config": SimpleNamespace(method=method),
+        "model_config.multimodal_config": items,
+        "model_config.is_mm_prefix_lm": False,
+    }
+    check_start(config(**drafts), "0.32.0")
+    with pytest.raises(SettingsError, match=said):
+        check_start(config(**drafts, **{f"model_config.{name}": True}), "0.32.0")
 
 
 def test_engines_side_by_side_are_refused_only_where_they_step_together():

@@ -28,21 +28,21 @@ class DraftPass(Pass):
     ) -> None:
         super().__init__(asked, start, count)
         # Where steps overlap vLLM counts on earlier guesses that turned out wrong since.
-        self._start = min(start, len(asked.tokens) - 1)
-        self._end = self._start + count
+        self.start = min(start, len(asked.tokens) - 1)
+        self.end = self.start + count
         self._slots = np.repeat(asked.table, BLOCK_TOKENS)
         self._known = asked.tokens
         self._tokens = asked.tokens + drafts
-        self._read = np.zeros(self._end, np.int64)
+        self._read = np.zeros(self.end, np.int64)
         self._own_layer = own_layer
 
     def through(self, content: NDArray[np.int64], layers: list[int]) -> None:
         """Write and read the KV of these layers, of all that are in `content`."""
         if self._own_layer:
             content, layers = content[:-1], layers[:-1]
-        places = np.arange(self._end)
+        places = np.arange(self.end)
         for layer in layers:
-            self._write(content[layer], self._start, self._tokens[self._start : self._end])
+            self._write(content[layer], self.start, self._tokens[self.start : self.end])
             read = places[places % len(content) == layer]
             self._read[read] = content[layer][self._slots[read], read % BLOCK_TOKENS]
 
@@ -52,23 +52,23 @@ class DraftPass(Pass):
         """
         given: list[int] = []
         totals = np.cumsum(self._read)
-        for place in range(len(self._known) - 1, self._end):
+        for place in range(len(self._known) - 1, self.end):
             given.append(int(totals[place]) % VOCAB)
             if self._tokens[place + 1 : place + 2] != given[-1:]:
                 break
-        self._asked.tokens += given
+        self.asked.tokens += given
         return given
 
     def through_own(self, content: NDArray[np.int64], drafts: list[int]) -> None:
         """Write the layer that makes the `drafts`, the last one of `content`."""
         mine = content[-1]
-        self._write(mine, self._start, self._tokens[self._start : self._end])
+        self._write(mine, self.start, self._tokens[self.start : self.end])
         if drafts:
-            known = self._asked.tokens
+            known = self.asked.tokens
             self._write(mine, len(known) - 1, [known[-1], *drafts[:-1]])
 
     def _write(self, mine: NDArray[np.int64], start: int, tokens: list[int]) -> None:
-        state, before = self._asked.first, start - 1
+        state, before = self.asked.first, start - 1
         if start:
             state = int(mine[self._slots[before], before % BLOCK_TOKENS])
         for place, token in enumerate(tokens, start):
@@ -117,9 +117,9 @@ class DraftingEngine(ToyEngine):
         drafts = output.scheduled_spec_decode_tokens
         self._under_way = [
             DraftPass(
-                each._asked,
-                each._start,
-                each._end - each._start,
+                each.asked,
+                each.start,
+                each.end - each.start,
                 self._guesses(name, drafts.get(name, [])),
                 own_layer=self._own_layer,
             )

@@ -37,6 +37,7 @@ def untried_drafts(vllm_config: Any) -> list[tuple[bool, str]]:
     drafts, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if drafts is None:
         return []
+    model = vllm_config.model_config
     return [
         (
             drafts.method not in _WITHOUT_KV + _WITH_KV,
@@ -46,6 +47,11 @@ def untried_drafts(vllm_config: Any) -> list[tuple[bool, str]]:
         (
             bool(getattr(drafts, "parallel_drafting", False)),
             "parallel_drafting (all drafts of a request by one pass)",
+        ),
+        (model.is_multimodal_model, "speculative decoding of a multimodal model"),
+        (
+            drafts_in_cache(vllm_config) and model.use_mla,
+            f"speculative decoding by {drafts.method} over multi-head latent attention",
         ),
         (
             parallel.pipeline_parallel_size > 1,

@@ -55,7 +55,7 @@ class Record:
     table: list[int] = field(default_factory=list[int])
     """Its slots, as far as the steps have told."""
     computed: int = 0
-    """Its tokens up to the last one that some step computes."""
+    """Its tokens up to the last one that some step computes, of those that were known then."""
     named: int = 0
     """Blocks of its table, from the first, that are in the directory."""
     session: Session | None = None

@@ -95,7 +95,9 @@ class Roster:
             if part.blocks or part.whole:
                 record.scheduled(part)
                 self._running[record.id] = record
-            end = record.computed = part.start + part.tokens
+            end = part.start + part.tokens
+            # Behind what is known are guesses, or what comes of them.
+            record.computed = min(end, record.request.num_tokens)
             if end >= (record.named + 1) * self._block_tokens:
                 filled.append((record, end))
         return filled

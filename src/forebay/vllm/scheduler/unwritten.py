@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from forebay.core.arrays import Ids
 from forebay.vllm.adapter import BlockPool, Step, hash_of, uncache
 from forebay.vllm.scheduler.pool import VllmDevicePool
@@ -33,13 +35,14 @@ class Unwritten:
         filled = {slot for part in step.scheduled for slot in part.blocks}
         handed = set(handed_out.tolist())
         slots = handed - filled - self._device.known(handed_out)
-        slots |= {slot for record in preempted for slot in self._begun(record)} - handed
+        begun = {slot for record in preempted for slot in self._begun(record)} - handed
+        slots |= begun - self._device.known(np.array(list(begun), np.int32))
         uncache(self._pool, slots)
 
     def _begun(self, record: Record) -> list[int]:
-        """The block of which earlier steps fill a part, if vLLM named it as whole."""
-        place, hashes = record.computed // self._block_tokens, record.request.block_hashes
-        if place >= min(len(record.table), len(hashes)):
-            return []
-        slot = record.table[place]
-        return [slot] if hash_of(self._pool.blocks[slot]) == hashes[place] else []
+        """The block of which earlier steps fill a part, if vLLM named it as whole; and those of
+        drafts behind it, which may turn out right.
+        """
+        place = record.computed // self._block_tokens
+        begun = zip(record.table[place:], record.request.block_hashes[place:], strict=False)
+        return [slot for slot, name in begun if hash_of(self._pool.blocks[slot]) == name]
