@@ -10,6 +10,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 
 from vllm_toy import (
     BLOCK_BYTES,
+    LANES,
     Asked,
     MakeEngine,
     ToyEngine,
@@ -20,6 +21,7 @@ from vllm_toy import (
 
 from forebay.core.ledger import Source
 from forebay.core.modes import Mode
+from forebay.transfer.messages import Direction
 from forebay.vllm.scheduler.hints import HintOutcome
 
 FAR = 1000.0
@@ -266,7 +268,17 @@ def test_a_later_hint_of_a_session_takes_the_place_of_the_first(toy: MakeEngine)
 def test_a_hint_is_renewed_before_its_own_request_was_answered(toy: MakeEngine):
     engine = toy(hints=1, hint_share=0.5, window_bytes=BLOCK_BYTES)
     saved_and_gone(engine, 1)
-    words = [hint(engine, prompt_of(1, 200), eta_s=FAR) for _ in range(2)]
+    for lane in LANES:
+        engine.mover.hold_lane(Direction.LOAD, lane)
+    words = [hint(engine, prompt_of(1, 200), eta_s=FAR)]
+    for _ in range(5):
+        engine.step()
+    words.append(hint(engine, prompt_of(1, 200), eta_s=FAR))
+    for _ in range(5):
+        engine.step()
+    assert not words[0].request.num_computed_tokens, "it computes what the later one loads"
+    for lane in LANES:
+        engine.mover.release_lane(Direction.LOAD, lane)
     engine.run()
     assert [word.ended for word in words] == ["finished"] * 2
     assert outcomes(engine) == {"renewed": 1}

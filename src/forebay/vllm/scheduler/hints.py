@@ -127,6 +127,8 @@ class Hints:
         eta_s = now_s + asked.eta_s
         hint = Hint(eta_s, eta_s + expiry_s)
         for each in renewed:
+            # By itself it would compute what the later one loads.
+            self._give_way(each, record.request, now_s)
             self._close(each, HintOutcome.RENEWED)
         self._open[record.id] = OpenHint(record, hint, blocks)
         self._blocks += blocks
@@ -162,8 +164,7 @@ class Hints:
         hashes = request.block_hashes
         for found in list(self._open.values()):
             if found.shares(hashes, min(found.blocks, max(1, found.blocks - 1))):
-                found.record.goes_behind = request
-                found.record.until_s = min(now_s + _ANSWER_S, found.hint.expires_s)
+                self._give_way(found, request, now_s)
                 self._close(found, HintOutcome.CLAIMED)
 
     def expire(self, now_s: float) -> None:
@@ -182,6 +183,11 @@ class Hints:
         """What was cached counts no more, or nothing is brought: so hints end."""
         for found in list(self._open.values()):
             self._close(found, HintOutcome.DROPPED)
+
+    def _give_way(self, found: OpenHint, request: VllmRequest, now_s: float) -> None:
+        """The hint's own request lets `request` have its answer first."""
+        found.record.goes_behind = request
+        found.record.until_s = min(now_s + _ANSWER_S, found.hint.expires_s)
 
     def _close(self, found: OpenHint, outcome: HintOutcome) -> None:
         record = found.record
