@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
 from vllm.lora.request import LoRARequest
+from vllm.v1.request import RequestStatus
 from vllm_toy import BLOCK_BYTES, BLOCK_TOKENS, assert_nothing_left, prompt_of, wrong_answers
 from vllm_toy_bytes import Watched
 from vllm_toy_items import Image, SightedEngine
@@ -227,6 +228,19 @@ def test_vllm_leaves_items_out_where_that_is_believed(sighted: Any):
         asked.request.append_output_token_ids([7] * 20)
         hashes.append(asked.request.block_hashes[6])
     assert (hashes[0] == hashes[1]) == engine.half._misnamed._tails
+
+
+def test_sessions_that_go_on_are_kept_out(sighted: Any):
+    """Streaming input: what else comes is not known when a session begins."""
+    engine: SightedEngine = sighted()
+    session = engine.show(prompt_of(1, 100), 6, resumable=True)
+    while len(session.given) < 6:
+        engine.step()
+    engine.scheduler.finish_requests(session.request.request_id, RequestStatus.FINISHED_ABORTED)
+    engine.run()
+    assert engine.half.stats().saved_bytes == 0
+    assert loaded(engine, [*prompt_of(1, 100)]) == 0
+    assert loaded(engine, [*prompt_of(1, 100)]) == 6
 
 
 @pytest.mark.parametrize("lag", [0, 2])

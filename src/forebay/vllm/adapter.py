@@ -101,6 +101,7 @@ class VllmRequest(Protocol):
     lora_request: Any
     cache_salt: str | None
     mm_features: Sequence[Any]
+    resumable: bool
     status: Any
     skip_reading_prefix_cache: bool
 
