@@ -23,6 +23,7 @@ TESTS = (
     "stages",
     "near",
     "idle_lives",
+    "mixed_lives",
     "hangs",
     "drafts",
     "hints",

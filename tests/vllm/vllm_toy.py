@@ -60,9 +60,9 @@ def answers(prompt: list[int], count: int, first: int = 1) -> list[int]:
     return given
 
 
-def states_of(tokens: Iterable[int]) -> list[int]:
-    """The KV of each of `tokens`, the first ones of a request."""
-    return list(itertools.accumulate(tokens, _mix, initial=1))[1:]
+def states_of(tokens: Iterable[int], first: int = 1) -> list[int]:
+    """The KV of each of `tokens`, the first ones of a request, behind the state `first`."""
+    return list(itertools.accumulate(tokens, _mix, initial=first))[1:]
 
 
 def _mix(state: int, token: int) -> int:

@@ -82,5 +82,5 @@ class Watched:
             # As the model sees them.
             tokens = itertools.chain(asked.prompt, asked.request.output_token_ids)
             whole = itertools.islice(tokens, len(hashes) * BLOCK_TOKENS)
-            states = np.array(states_of(whole), np.int64).reshape(-1, BLOCK_TOKENS)
+            states = np.array(states_of(whole, asked.first), np.int64).reshape(-1, BLOCK_TOKENS)
             self._content.update(zip(hashes, states, strict=True))
