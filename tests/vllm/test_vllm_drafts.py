@@ -13,12 +13,15 @@ import pytest
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
 from test_vllm_idle_lives import live, settings
-from vllm_toy import answers, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy import VOCAB, answers, assert_nothing_left, prompt_of, wrong_answers
+from vllm_toy_bytes import Watched
 from vllm_toy_drafts import WITH_LAYERS, DraftingEngine, DraftPass
 
 from forebay.core.ledger import Source
 from forebay.core.rates import Rates
+from forebay.vllm.adapter import Step
 from forebay.vllm.scheduler.pool import VllmDevicePool
+from forebay.vllm.scheduler.roster import Roster
 from forebay.vllm.worker import WorkerHalf
 
 METHODS = ("ngram", "suffix", *WITH_LAYERS)
@@ -217,3 +220,39 @@ def test_drafts_are_no_prompt(drafting: MakeDrafting, monkeypatch: pytest.Monkey
     assert engine.right > 10
     assert steps[0] == (60, 0)
     assert set(steps[1:]) == {(0, 1)}
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_nobody_finds_a_block_that_ends_with_a_wrong_draft(
+    drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """vLLM named it for a step, and took its request out of that again."""
+    if rule == "broken":
+        follow = Roster.follow
+
+        def drafts_too(self: Roster, step: Step) -> Any:
+            filled = follow(self, step)
+            for part in step.scheduled:
+                self._here[part.request].computed = part.start + part.tokens
+            return filled
+
+        monkeypatch.setattr(Roster, "follow", drafts_too)
+    engine = drafting(blocks=5, policy="priority")
+    watched = Watched(engine)
+    low = engine.ask(prompt_of(1, 24), 20, priority=5)
+    monkeypatch.setattr(engine, "_guess", lambda asked: [VOCAB] if asked is low else [])
+    engine.step()
+    # Both begin a block in the same step, in which there is one.
+    high = engine.ask(prompt_of(2, 10), 20, priority=0)
+    while not engine.preempted:
+        engine.step()
+        watched.check_books()
+    assert (len(low.given), len(high.given)) == (32 - 24, 17 - 10 + 1)
+    if rule == "broken":
+        with pytest.raises(AssertionError):
+            watched.check_device()
+        return
+    watched.check_device()
+    engine.run()
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
