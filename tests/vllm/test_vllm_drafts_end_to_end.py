@@ -77,3 +77,23 @@ def test_greedy_tokens_are_those_without_drafts_and_connector(tmp_path: Path, gu
     assert ours["sources"]["host"] > 0
     assert ours["preempted"] > 0
     assert ours["free"] == ours["blocks"] - 1
+
+
+@pytest.mark.timeout(900)
+def test_two_workers_have_a_part_of_the_layers_that_make_drafts_each(tmp_path: Path):
+    drafts = {**by_a_model(tmp_path), "num_speculative_tokens": 3}
+    two = {**CROWDED, "tensor_parallel_size": 2}
+    wanted = [{**each, "answer": 30} for each in PLAIN[:5]]
+    rounds = [
+        {"requests": wanted},
+        {"requests": renamed(wanted, "b"), "reset": True},
+        {"requests": renamed(wanted, "c"), "reset": True, "bring_nothing_at": 1},
+    ]
+    engine = with_ours(tmp_path / "model", speculative_config=drafts, **two)
+    ours = served(tmp_path, rounds, engine, timeout_s=600)
+    computed, loaded, broken = (list(each.values()) for each in ours["rounds"])
+    assert loaded == computed
+    assert broken != computed, "a worker whose loads bring nothing was not noticed"
+    assert all(guessed > accepted > 10 for guessed, accepted in ours["drafts"])
+    assert ours["sources"]["host"] > 20
+    assert ours["free"] == ours["blocks"] - 1
