@@ -115,7 +115,20 @@ def test_random_lives(
     monkeypatch.setattr("forebay.vllm.connector.frees_idle", lambda config: not early)
     engine: SightedEngine = sighted(lag=lag, **settings(dice))
     engine.scheduler.defer_block_free = bool(lag) and not early
-    for _ in range(400):
+    for _ in range(4):
+        live(engine, dice)
+        # They would wait by the clock.
+        engine.half._hints.drop_all()
+        engine.run()
+        # What was computed comes back from host memory.
+        assert engine.scheduler.reset_prefix_cache()
+    assert engine.half.stats().sources[Source.HOST] > 5
+    assert bool(wrong_answers(engine)) == (names == "of nothing")
+    assert_nothing_left(engine)
+
+
+def live(engine: SightedEngine, dice: random.Random) -> None:
+    for _ in range(100):
         if dice.random() < 0.2 and len(list(engine.open())) < 8:
             hint = {"forebay": {"hint": {"eta_s": 0.05}}} if dice.random() < 0.2 else None
             most = 1 if hint else dice.randrange(1, 30)
@@ -124,15 +137,9 @@ def test_random_lives(
             engine.abort(engine.asked[dice.choice(opened)])
         if dice.random() < 0.1:
             engine.try_to_reset()
-        if dice.random() < 0.01:
+        if dice.random() < 0.005:
             engine.scheduler.reset_connector_cache()
         engine.step()
-    # They would wait by the clock.
-    engine.half._hints.drop_all()
-    engine.run()
-    assert engine.half.stats().sources[Source.HOST] > 0
-    assert bool(wrong_answers(engine)) == (names == "of nothing")
-    assert_nothing_left(engine)
 
 
 def settings(dice: random.Random) -> dict[str, Any]:
@@ -173,6 +180,19 @@ def test_images_that_their_client_names_are_kept_out(
     again = [*around, CAT, *around]
     assert loaded(engine, again) == 0
     assert loaded(engine, again) == 240 // BLOCK_TOKENS
+
+
+def test_images_whose_kv_depends_on_steps_are_kept_out_and_text_is_not(
+    sighted: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("forebay.vllm.connector.items_depend_on_steps", lambda config: True)
+    engine: SightedEngine = sighted()
+    around = prompt_of(1, 100)
+    for _ in range(2):
+        assert loaded(engine, [*around, CAT]) == 0
+    assert engine.half.stats().saved_bytes == 0
+    assert [loaded(engine, [*around]) for _ in range(2)] == [0, 100 // BLOCK_TOKENS]
+    assert loaded(engine, [*around, CAT]) == 0
 
 
 def test_a_digest_for_a_lora_is_vllms_own(sighted: Any):

@@ -31,6 +31,7 @@ from vllm_toy import BLOCK_TOKENS, ToyEngine
 
 from forebay.errors import SettingsError
 from forebay.vllm.connector import ForebayConnector
+from forebay.vllm.names import items_depend_on_steps
 from forebay.vllm.refusals import _KV_DTYPES, KINDS, check_cache, check_start
 
 ATTENTION = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
@@ -224,26 +225,20 @@ def test_a_model_of_text_alone_has_one_role(tiny_llama: Path):
         )
 
 
-def test_images_whose_tokens_see_those_behind_them_are_refused(
-    tiny_sight: Path, monkeypatch: pytest.MonkeyPatch
+def test_images_whose_kv_depends_on_steps_are_known(
+    tiny_sight: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = sees(tiny_sight)
-    kind, items = type(config.model_config), config.model_config.multimodal_config
-    monkeypatch.setattr(kind, "is_mm_prefix_lm", True)
-    with pytest.raises(SettingsError, match="both directions between the tokens of an image"):
-        check_start(config, "0.32.0")
-    items.language_model_only = True
-    check_start(config, "0.32.0")
-    items.enable_mm_embeds = True
-    with pytest.raises(SettingsError, match="both directions between the tokens of an image"):
-        check_start(config, "0.32.0")
-
-
-def test_videos_that_are_thinned_out_are_refused(tiny_sight: Path):
-    config = sees(tiny_sight)
+    assert not items_depend_on_steps(config)
     config.model_config.multimodal_config.video_pruning_rate = 0.5
-    with pytest.raises(SettingsError, match="video_pruning_rate"):
-        check_start(config, "0.32.0")
+    assert items_depend_on_steps(config)
+    config.model_config.multimodal_config.video_pruning_rate = None
+    seen = property(lambda self: True)
+    monkeypatch.setattr(type(config.model_config), "is_mm_prefix_lm", seen)
+    assert items_depend_on_steps(config)
+    check_start(config, "0.32.0")
+    # One that sees nothing has no such images.
+    assert not items_depend_on_steps(config_of(tiny_llama))
 
 
 def test_it_is_not_one_of_several_connectors(tiny_llama: Path):

@@ -38,7 +38,11 @@ from forebay.vllm.adapter import (
 )
 from forebay.vllm.drafts import draft_slots
 from forebay.vllm.messages import Orders
-from forebay.vllm.names import ends_of_prompts_are_misnamed, salts_pass_for_loras
+from forebay.vllm.names import (
+    ends_of_prompts_are_misnamed,
+    items_depend_on_steps,
+    salts_pass_for_loras,
+)
 from forebay.vllm.options import Options
 from forebay.vllm.pair import Pair
 from forebay.vllm.refusals import HASH_BYTES, KINDS, check_cache, check_start
@@ -179,6 +183,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             misnamed=Misnamed(
                 shape.block_tokens,
                 salts=salts_pass_for_loras(config, __version__),
+                items=items_depend_on_steps(config),
                 tails=ends_of_prompts_are_misnamed(__version__),
             ),
             hands=lambda: self._pair.worker,

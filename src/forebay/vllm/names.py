@@ -33,3 +33,14 @@ def salts_pass_for_loras(config: Any, version: str) -> bool:
     name: 0.26 puts one or the other behind its tokens and does not say which, 0.32 says it.
     """
     return config.lora_config is not None and (version_of(version) or (0, 0)) < (0, 32)
+
+
+def items_depend_on_steps(config: Any) -> bool:
+    """Whether KV of a prompt with items depends on more than what vLLM names it by: on where steps
+    end, where an item's tokens see those behind them, or on what was found before, where vLLM
+    counts positions behind a video anew when it encodes it.
+    """
+    model = config.model_config
+    if not model.is_multimodal_model:
+        return False
+    return model.is_mm_prefix_lm or model.multimodal_config.is_multimodal_pruning_enabled()

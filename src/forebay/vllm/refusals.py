@@ -123,15 +123,6 @@ def _role_and_items(config: Any) -> list[tuple[bool, str]]:
             "every client, or none where there should be some, and may end by them: "
             "say kv_producer, with which this connector saves and loads as well",
         ),
-        (
-            model.is_mm_prefix_lm and (items.enable_mm_embeds or not items.language_model_only),
-            "attention in both directions between the tokens of an image (vLLM may find the first "
-            "of them, and compute others before the last ones): say --language-model-only",
-        ),
-        (
-            items.is_multimodal_pruning_enabled(),
-            "video_pruning_rate (positions behind a video depend on whether it was encoded anew)",
-        ),
     ]
 
 

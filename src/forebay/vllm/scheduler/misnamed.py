@@ -25,13 +25,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}([0-9a-f]{64})?")
 class Misnamed:
     """Looks at requests when they arrive. Blocks have `block_tokens` tokens.
 
-    `salts`: vLLM takes a salt for a LoRA of that name. `tails`: of a block that a prompt's last
-    tokens and its answer share, vLLM knows the last item alone.
+    `salts`: vLLM takes a salt for a LoRA of that name. `items`: KV of a prompt with items depends
+    on what no name tells. `tails`: of a block that a prompt's last tokens and its answer share,
+    vLLM knows the last item alone.
     """
 
-    def __init__(self, block_tokens: int, *, salts: bool, tails: bool) -> None:
+    def __init__(self, block_tokens: int, *, salts: bool, items: bool, tails: bool) -> None:
         self._block_tokens = block_tokens
         self._salts = salts
+        self._items = items
         self._tails = tails
         self._told = False
 
@@ -45,7 +47,8 @@ class Misnamed:
         if not items:
             return False
         return (
-            self._named_by_client(request, items)
+            self._items
+            or self._named_by_client(request, items)
             # vLLM goes through them one by one, and looks for the next where one ends.
             or any(after.start < item.end for item, after in pairwise(items))
             or (self._tails and self._end_in_one_block(request, items))
