@@ -99,10 +99,16 @@ def save_eagle(folder: Path, dtype: torch.dtype = torch.float32, **overrides: An
     safetensors.torch.save_file(layer, folder / "model.safetensors")
 
 
-def save_with_mtp(folder: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> None:
-    """A decoder whose last layer guesses tokens (GLM 4.5), as its weights are saved."""
+def save_with_mtp(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    family: str = "glm4_moe",
+    **overrides: Any,
+) -> None:
+    """A decoder of experts whose last layer guesses tokens, as its weights are saved."""
     experts = {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1}
-    model: Any = build("glm4_moe", **experts, **overrides)
+    model: Any = build(family, **experts | overrides)
     model.to(dtype).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     last = config["num_hidden_layers"] - 1
@@ -112,6 +118,8 @@ def save_with_mtp(folder: Path, dtype: torch.dtype = torch.float32, **overrides:
     size = model.config.hidden_size
     more = {name: torch.ones(size, dtype=dtype) for name in ("enorm", "hnorm", "shared_head.norm")}
     more["eh_proj"] = some_weights(size, 2 * size).to(dtype)
+    more["embed_tokens"] = weights["model.embed_tokens.weight"].clone()
+    more["shared_head.head"] = weights["lm_head.weight"].clone()
     weights |= {f"model.layers.{last}.{name}.weight": each for name, each in more.items()}
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
 

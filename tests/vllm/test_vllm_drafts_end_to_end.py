@@ -51,8 +51,14 @@ for _each in [*PLAIN, *WITH_ABORTS]:
     _each["prompt"] = [3 + token % 13 for token in _each["prompt"]]
 
 
+def by_mtp_of_latents(folder: Path) -> dict[str, Any]:
+    shape = {**tiny_models.latent(512), "vocab_size": 16}
+    tiny_models.save_with_mtp(folder / "model", family="deepseek_v3", **shape)
+    return {"method": "mtp"}
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("guess", [by_ngrams, by_a_model, by_eagle, by_mtp])
+@pytest.mark.parametrize("guess", [by_ngrams, by_a_model, by_eagle, by_mtp, by_mtp_of_latents])
 def test_greedy_tokens_are_those_without_drafts_and_connector(tmp_path: Path, guess: Any):
     """With aborts and preemption."""
     drafts = {**guess(tmp_path), "num_speculative_tokens": 3}

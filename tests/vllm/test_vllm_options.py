@@ -175,7 +175,7 @@ def test_what_is_not_supported_is_refused_with_the_reason(name: str, value: Any,
 @pytest.mark.parametrize(
     ("method", "name", "said"),
     [
-        ("mtp", "use_mla", "speculative decoding by mtp over multi-head latent attention"),
+        ("eagle", "use_mla", "speculative decoding by eagle over multi-head latent attention"),
         ("ngram", "is_multimodal_model", "speculative decoding of a multimodal model"),
     ],
 )

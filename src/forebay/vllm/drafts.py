@@ -50,7 +50,7 @@ def untried_drafts(vllm_config: Any) -> list[tuple[bool, str]]:
         ),
         (model.is_multimodal_model, "speculative decoding of a multimodal model"),
         (
-            drafts_in_cache(vllm_config) and model.use_mla,
+            model.use_mla and drafts.method not in (*_WITHOUT_KV, "mtp"),
             f"speculative decoding by {drafts.method} over multi-head latent attention",
         ),
         (
