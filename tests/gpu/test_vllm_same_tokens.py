@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 import torch
 from vllm_programs import connector, engine_options, served
-from vllm_ways import ENGINE, MOST_TOKENS, WAYS, not_gone, rounds, unanswered, unlike
+from vllm_ways import ENGINE, MOST_TOKENS, WAYS, not_gone, of_two_minds, rounds, unanswered, unlike
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
@@ -57,7 +57,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return served(folder, rounds(), engine, timeout_s=240, environment=ENVIRONMENT)
 
 
-# The first is vLLM's mode itself, without which the others say nothing.
+@pytest.mark.timeout(260)
+def test_vllm_by_itself_gives_one_answer_to_nearly_every_prompt(told: dict[str, Any]):
+    """Without which the others say nothing."""
+    assert len(of_two_minds(told)) <= 1
+
+
 @pytest.mark.timeout(260)
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_the_same_bits(told: dict[str, Any], way: str):

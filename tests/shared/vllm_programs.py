@@ -51,13 +51,14 @@ def asked(
     hint: bool = False,
     lora: tuple[str, int, str] | None = None,
     images: Sequence[int] = (),
+    apart: bool = False,
 ) -> dict[str, Any]:
     """A request of a round of `served`: asked `after` so many steps of the round, aborted after so
     many, if at all; as a hint that its session comes at once, if it is one; for the LoRA of that
-    name, number and folder; with images of those seeds.
+    name, number and folder; with images of those seeds; `apart` from host memory.
     """
     request = {"name": name, "prompt": prompt, "answer": answer, "abort": abort}
-    return {**request, "after": after, "hint": hint, "lora": lora, "images": images}
+    return {**request, "after": after, "hint": hint, "lora": lora, "images": images, "apart": apart}
 
 
 def served(

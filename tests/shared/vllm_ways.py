@@ -1,5 +1,6 @@
 """The same prompts in all the ways in which vLLM may come to their KV: rounds for an engine
-(`vllm_programs.served`), whose answers are to be those that each prompt has alone.
+(`vllm_programs.served`), whose answers are to be those that each prompt has of vLLM by itself:
+alone, or among all others apart from host memory.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ EACH = range(len(PROMPTS))
 
 
 def rounds() -> list[dict[str, Any]]:
-    """Each prompt alone, then all ways."""
+    """Each prompt alone, all apart from host memory, then all ways."""
     return [
         *({"requests": [_request("alone", place)], "forget": True} for place in EACH),
+        {"requests": [_request("apart", place, apart=True) for place in EACH], "forget": True},
         {"requests": _crowd("computed", {}), "forget": True},
         {"requests": _crowd("once more", {})},
         {"requests": _crowd("host", {}), "reset": True},
@@ -72,14 +74,28 @@ def rounds() -> list[dict[str, Any]]:
 
 
 def unlike(told: dict[str, Any], way: str) -> dict[str, int]:
-    """Answers of one way that are not those of the same prompt alone: where each differs first."""
-    alone, found = _answers(told, "alone"), dict[str, int]()
+    """Answers of one way that vLLM by itself did not give: how far each is one of those."""
+    found: dict[str, int] = {}
     for name, answer in _answers(told, way).items():
-        wanted = alone[f"alone {_place(name)}"][: len(answer)]
-        pairs = enumerate(zip(answer, wanted, strict=True))
-        if (at := next((at for at, (one, other) in pairs if one != other), None)) is not None:
-            found[name] = at
+        known = [_answers(told, own)[f"{own} {_place(name)}"] for own in ("alone", "apart")]
+        same = max(_alike(answer, each) for each in known)
+        if same < len(answer):
+            found[name] = same
     return found
+
+
+def of_two_minds(told: dict[str, Any]) -> list[int]:
+    """Prompts, by their places, to which vLLM by itself gives two answers: in its batch-invariant
+    mode too, tokens may depend on how a prompt is cut into steps.
+    """
+    alone, apart = _answers(told, "alone"), _answers(told, "apart")
+    return [place for place in EACH if alone[f"alone {place}"] != apart[f"apart {place}"]]
+
+
+def _alike(answer: list[int], other: list[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(answer, other, strict=False))
+    return next((at for at, (one, two) in pairs if one != two), min(len(answer), len(other)))
 
 
 def unanswered(told: dict[str, Any], way: str) -> set[int]:

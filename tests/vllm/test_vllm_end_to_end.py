@@ -15,7 +15,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 
 import tiny_models
 from vllm_programs import asked, connector, engine_options, ran, served
-from vllm_ways import ENGINE, MOST_TOKENS, WAYS, not_gone, rounds, unanswered, unlike
+from vllm_ways import ENGINE, MOST_TOKENS, WAYS, not_gone, of_two_minds, rounds, unanswered, unlike
 
 # Little room, so that requests are preempted; one running at a time lets others queue.
 CROWDED = {"max_num_seqs": 4, "num_gpu_blocks_override": 34}
@@ -226,6 +226,7 @@ def test_all_ways_to_its_kv_give_a_prompt_the_same_tokens(tmp_path: Path):
     # Fewer blocks than all prompts have, so that some are preempted.
     ours = with_ours(tmp_path / "model", num_gpu_blocks_override=70, **ENGINE)
     told = served(tmp_path, rounds(), ours)
+    assert of_two_minds(told) == []
     assert [(way, found) for way in WAYS if (found := unlike(told, way))] == []
     assert [(way, found) for way in WAYS if (found := unanswered(told, way))] == []
     assert not_gone(told) == []

@@ -40,9 +40,12 @@ _MOST_STEPS = 20_000
 _LANES = (0, 1)
 
 
-def greedy(count: int, *, hint: bool = False) -> SamplingParams:
+def greedy(count: int, *, hint: bool = False, apart: bool = False) -> SamplingParams:
     """`count` tokens, each the likeliest."""
-    wishes = {"kv_transfer_params": {"forebay": {"hint": {}}}} if hint else None
+    wish: dict[str, Any] = {"no_cache": True, "no_save": True} if apart else {}
+    if hint:
+        wish["hint"] = {}
+    wishes = {"kv_transfer_params": {"forebay": wish}} if wish else None
     return SamplingParams(
         temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, extra_args=wishes
     )
@@ -84,7 +87,7 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, list[int]]:
     for step in range(_MOST_STEPS):
         while coming and coming[0]["after"] <= step:
             asked = coming.pop(0)
-            params = greedy(asked["answer"], hint=asked["hint"])
+            params = greedy(asked["answer"], hint=asked["hint"], apart=asked["apart"])
             prompt = prompt_of(asked)
             lora = LoRARequest(*asked["lora"]) if asked["lora"] else None
             engine.add_request(asked["name"], prompt, params, lora_request=lora)
