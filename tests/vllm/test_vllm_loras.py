@@ -285,8 +285,7 @@ def test_no_more_run_than_vllm_takes_while_it_leaves_some_out(
     grows = engine.ask(prompt_of(2, 380), 5, lora_request=A)
     engine.step()
     ask(engine, None)
-    other = engine.ask(prompt_of(3, 10), 50, lora_request=B)
-    other.request.skip_reading_prefix_cache = not reads
+    other = engine.ask(prompt_of(3, 10), 50, lora_request=B, reads=reads)
     for _ in range(12):
         engine.step()
     assert engine.half._flights.load_blocks

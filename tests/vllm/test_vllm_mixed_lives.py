@@ -104,6 +104,7 @@ class Life:
                 params=None if wishes is None else {"forebay": wishes},
                 lora_request=lora,
                 cache_salt=salt,
+                reads=dice.random() < 0.9,
             )
             told = answers(prompt, most, asked.first)
             if dice.random() < 0.2:
@@ -111,8 +112,6 @@ class Life:
                 most = told.index(token) + 1
                 asked.request.sampling_params.stop_token_ids = [token]
             self._lengths[asked.request.request_id] = most
-            # As for one with `prompt_logprobs`.
-            asked.request.skip_reading_prefix_cache |= dice.random() < 0.1
             if dice.random() < 0.3:
                 prompt = prompt + prompt_of(dice.randrange(9), dice.choice([1, 15, 16, 17]))
 

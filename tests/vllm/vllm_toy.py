@@ -220,10 +220,13 @@ class ToyEngine(RealScheduler):
         return self.worker.worker_half._mover.core
 
     def ask(self, prompt: list[int], most: int, **more: Any) -> Asked:
-        """Queue a request for `most` tokens."""
+        """Queue a request for `most` tokens. One that does not read the cache (`reads`) is as with
+        `prompt_logprobs`.
+        """
         name = f"r{len(self.asked)}"
-        params = more.pop("params", None)
+        params, reads = more.pop("params", None), more.pop("reads", True)
         request = request_of(name, prompt, most, params, block_hasher=self._hasher, **more)
+        request.skip_reading_prefix_cache = not reads
         asked = self.asked[name] = Asked(request, prompt, most, tokens=list(prompt))
         self.scheduler.add_request(request)
         return asked
