@@ -99,6 +99,25 @@ def save_eagle(folder: Path, dtype: torch.dtype = torch.float32, **overrides: An
     safetensors.torch.save_file(layer, folder / "model.safetensors")
 
 
+def save_eagle3(folder: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> None:
+    """The same from what it has in three of its layers, as EAGLE-3's weights are saved."""
+    model: Any = build("llama", num_hidden_layers=1, **overrides)
+    model.to(dtype).save_pretrained(folder)
+    layer = {
+        name.removeprefix("model.").replace("layers.0", "midlayer"): weight
+        for name, weight in model.state_dict().items()
+        if "embed_tokens" not in name
+    }
+    size = model.config.hidden_size
+    layer["midlayer.hidden_norm.weight"] = torch.ones(size, dtype=dtype)
+    layer["fc.weight"] = some_weights(size, 3 * size).to(dtype)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        # They read the token's embedding too.
+        at = f"midlayer.self_attn.{name}.weight"
+        layer[at] = some_weights(len(layer[at]), 2 * size).to(dtype)
+    safetensors.torch.save_file(layer, folder / "model.safetensors")
+
+
 def save_with_mtp(
     folder: Path,
     dtype: torch.dtype = torch.float32,

@@ -38,6 +38,12 @@ def by_eagle(folder: Path) -> dict[str, Any]:
     return {"method": "eagle", "model": str(folder / "drafts")}
 
 
+def by_eagle3(folder: Path) -> dict[str, Any]:
+    tiny_models.build("llama", **SHAPE, num_hidden_layers=8).save_pretrained(folder / "model")
+    tiny_models.save_eagle3(folder / "drafts", **SHAPE)
+    return {"method": "eagle3", "model": str(folder / "drafts")}
+
+
 def by_mtp(folder: Path) -> dict[str, Any]:
     tiny_models.save_with_mtp(folder / "model", **SHAPE)
     return {"method": "mtp"}
@@ -58,7 +64,9 @@ def by_mtp_of_latents(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("guess", [by_ngrams, by_a_model, by_eagle, by_mtp, by_mtp_of_latents])
+@pytest.mark.parametrize(
+    "guess", [by_ngrams, by_a_model, by_eagle, by_eagle3, by_mtp, by_mtp_of_latents]
+)
 def test_greedy_tokens_are_those_without_drafts_and_connector(tmp_path: Path, guess: Any):
     """With aborts and preemption."""
     drafts = {**guess(tmp_path), "num_speculative_tokens": 3}

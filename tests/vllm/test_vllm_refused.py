@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -75,6 +76,11 @@ def test_what_vllm_is_asked_for_and_does_not_work_is_named(
         ("speculative_config.method", "ngram_gpu", "speculative decoding by ngram_gpu"),
         ("speculative_config.method", "dflash", "speculative decoding by dflash"),
         ("speculative_config.parallel_drafting", True, "parallel_drafting"),
+        (
+            "speculative_config.draft_model_config",
+            SimpleNamespace(hf_config=SimpleNamespace(n_predict=3)),
+            "speculative decoding by several MTP layers",
+        ),
         ("parallel_config.pipeline_parallel_size", 2, "speculative decoding with pipeline"),
     ],
 )

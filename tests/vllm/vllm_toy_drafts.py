@@ -17,7 +17,7 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm_real import output_of
 from vllm_toy import BLOCK_TOKENS, VOCAB, Asked, Pass, ToyEngine, _mix, answers
 
-WITH_LAYERS = ("draft_model", "eagle", "mtp")
+WITH_LAYERS = ("draft_model", "eagle", "eagle3", "mtp")
 
 
 class DraftPass(Pass):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 _WITHOUT_KV = ("ngram", "suffix")
-_WITH_KV = ("draft_model", "eagle", "mtp")
+_WITH_KV = ("draft_model", "eagle", "eagle3", "mtp")
 """vLLM's names of the ways to guess that were tried, by whether they have layers of their own."""
 
 
@@ -48,6 +48,7 @@ def untried_drafts(vllm_config: Any) -> list[tuple[bool, str]]:
             bool(getattr(drafts, "parallel_drafting", False)),
             "parallel_drafting (all drafts of a request by one pass)",
         ),
+        (_mtp_layers(drafts) > 1, "speculative decoding by several MTP layers"),
         (model.is_multimodal_model, "speculative decoding of a multimodal model"),
         (
             model.use_mla and drafts.method not in (*_WITHOUT_KV, "mtp"),
@@ -58,3 +59,9 @@ def untried_drafts(vllm_config: Any) -> list[tuple[bool, str]]:
             "speculative decoding with pipeline parallelism (the last stage has the draft layers)",
         ),
     ]
+
+
+def _mtp_layers(drafts: Any) -> int:
+    """How many layers of the model's own make drafts, each for another place."""
+    model = getattr(drafts, "draft_model_config", None)
+    return int(getattr(getattr(model, "hf_config", None), "n_predict", None) or 1)
