@@ -20,6 +20,7 @@ TESTS = (
     "policy",
     "resets",
     "schedules",
+    "groups",
     "stages",
     "near",
     "idle_lives",

@@ -32,6 +32,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "mixtral": {**_GQA, "num_local_experts": 4},
     "qwen3_moe": {**_GQA, **_EXPERTS, "num_experts": 4, "head_dim": 16},
+    "gemma3_text": {
+        **_GQA,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 100,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        # Else the last token decides alone, more often than not, what comes next.
+        "tie_word_embeddings": False,
+    },
     "deepseek_v3": {
         **_EXPERTS,
         "num_key_value_heads": 4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,22 @@ def toy(tiny_llama: Path):
     """Makes toy engines, and closes them."""
     from vllm_toy import ToyEngine  # noqa: PLC0415 - needs vLLM, and not all tests here do
 
-    engines: list[ToyEngine] = []
+    yield from _made(ToyEngine, tiny_llama)
 
-    def make(**options: Any) -> ToyEngine:
-        engines.append(ToyEngine(tiny_llama, **options))
+
+@pytest.fixture
+def groups(tiny_llama: Path):
+    """Makes toy engines whose models have several groups of layers, and closes them."""
+    from vllm_toy_groups import GroupsEngine  # noqa: PLC0415 - the same
+
+    yield from _made(GroupsEngine, tiny_llama)
+
+
+def _made(kind: Callable[..., Any], model: Path) -> Iterator[Callable[..., Any]]:
+    engines: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        engines.append(kind(model, **options))
         return engines[-1]
 
     yield make

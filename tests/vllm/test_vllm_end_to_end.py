@@ -93,6 +93,36 @@ def test_prompts_that_are_found_whole_have_their_last_block_copied(
     assert ours["free"] == ours["blocks"] - 1
 
 
+@pytest.mark.timeout(900)
+def test_layers_that_look_back_through_a_window_give_the_tokens_that_they_give_alone(
+    tmp_path: Path,
+):
+    """A Gemma 3 of three groups of layers, prompts longer than its windows, little room."""
+    model = tiny_models.build("gemma3_text")
+    model.save_pretrained(tmp_path / "model")
+    crowded = {"max_num_seqs": 4, "num_gpu_blocks_override": 70}
+    with_aborts, plain = requests(1, aborts=True), requests(1, aborts=False)
+    alone = served(tmp_path, [{"requests": plain}], engine_options(tmp_path / "model", **crowded))
+    rounds = [
+        {"requests": with_aborts},
+        {"requests": renamed(plain, "b"), "reset": True},
+        {"requests": renamed(with_aborts, "c"), "reset": True},
+        {"requests": renamed(plain, "d"), "reset": True, "bring_nothing": True},
+    ]
+    ours = served(tmp_path, rounds, with_ours(tmp_path / "model", **crowded))
+    right = alone["rounds"][0]
+    *kept, broken = (
+        equal_as_far(right, {f"1-{name.split('-')[1]}": said for name, said in each.items()})
+        for each in ours["rounds"]
+    )
+    for each in kept:
+        assert all(each.values()), each
+    assert not all(broken.values()), "loads that bring nothing were not noticed"
+    assert ours["sources"]["host"] > 50
+    assert ours["preempted"] > 0
+    assert ours["free"] == ours["blocks"] - 1
+
+
 @pytest.mark.timeout(600)
 def test_a_step_is_held_until_what_it_reads_has_landed(tiny_llama: Path, tmp_path: Path):
     """An idle engine schedules a request before its loads have ended."""

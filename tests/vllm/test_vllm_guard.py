@@ -19,7 +19,7 @@ def running(tokens: int, computed: int) -> Any:
 
 
 def waiting(tokens: int, matched: int) -> Any:
-    return SimpleNamespace(request=SimpleNamespace(tokens=tokens), blocks=[0] * matched)
+    return SimpleNamespace(request=SimpleNamespace(tokens=tokens), length=matched)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,16 @@ def waiting(tokens: int, matched: int) -> Any:
         ),
     ],
 )
+@pytest.mark.parametrize("groups", [1, 3])
 def test_what_the_next_step_may_take(
-    line: list[Any], runs: list[Any], step_tokens: int, in_order: bool, guarded: int
+    line: list[Any], runs: list[Any], step_tokens: int, in_order: bool, guarded: int, groups: int
 ) -> None:
     told: list[int] = []
-    device = cast("Any", SimpleNamespace(guard=told.append))
+    device = cast("Any", SimpleNamespace(guard=told.append, groups=groups))
     guard = Guard(device, BLOCK_TOKENS, STEP_TOKENS, MOST_RUNNING, draft_slots=0, in_order=in_order)
     head = cast("Any", SimpleNamespace(head=lambda count: line[:count]))
     guard.scheduled(Step((), frozenset(), step_tokens), runs, head)
-    assert told == [guarded]
+    assert told == [groups * guarded]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_what_the_next_step_may_take(
 )
 def test_what_it_may_take_for_drafts(line: list[Any], guarded: int) -> None:
     told: list[int] = []
-    device = cast("Any", SimpleNamespace(guard=told.append))
+    device = cast("Any", SimpleNamespace(guard=told.append, groups=1))
     guard = Guard(device, BLOCK_TOKENS, STEP_TOKENS, MOST_RUNNING, draft_slots=32, in_order=True)
     head = cast("Any", SimpleNamespace(head=lambda count: line[:count]))
     guard.scheduled(Step((), frozenset(), 66), [running(53, 52)] * 2, head)

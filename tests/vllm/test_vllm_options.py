@@ -225,6 +225,10 @@ class SlidingWindowSpec(SimpleNamespace):
     """The same."""
 
 
+class MambaSpec(SimpleNamespace):
+    """The same."""
+
+
 def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), layers: int = 2, **more: Any) -> Any:
     names = [f"layer {each}" for each in range(layers)]
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for spec in specs]
@@ -240,7 +244,7 @@ def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), layers: int = 2, **more
     ("kv_cache", "said"),
     [
         (cache(), "without a KV cache"),
-        (cache(FullAttentionSpec(), FullAttentionSpec()), "2 KV-cache groups"),
+        (cache(FullAttentionSpec(), MambaSpec()), "2 KV-cache groups, some of the kind MambaSpec"),
         (cache(SlidingWindowSpec()), "SlidingWindowSpec"),
         (cache(FullAttentionSpec(sliding_window=64)), "a window"),
         (cache(FullAttentionSpec(attention_chunk_size=64)), "a window"),

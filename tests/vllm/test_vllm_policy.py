@@ -116,7 +116,7 @@ def test_users_that_come_back_at_once_find_a_part_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
 ):
     if rule == "broken":
-        monkeypatch.setattr(Lately, "ended", lambda self, path, now_s: None)
+        monkeypatch.setattr(Lately, "ended", lambda *_: None)
     sim = engine(tmp_path, blocks=3600)
     last = backlog(sim, users=24, turns=3, context=4096, answer=32)
     sources = sim.half.stats().sources

@@ -43,8 +43,11 @@ def config_of(model: Path, **more: Any) -> Any:
     return EngineArgs(**engine_options(model, **more)).create_engine_config()
 
 
-def cache_of(*specs: Any) -> KVCacheConfig:
-    groups = [KVCacheGroupSpec([f"layer {place}"], spec) for place, spec in enumerate(specs)]
+def cache_of(*specs: Any, drafts: bool = False) -> KVCacheConfig:
+    groups = [
+        KVCacheGroupSpec([f"layer {place}"], spec, is_eagle_group=drafts)
+        for place, spec in enumerate(specs)
+    ]
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
@@ -140,18 +143,29 @@ UNEQUAL = UniformTypeKVCacheSpecs(
 )
 WINDOW = SlidingWindowSpec(**ATTENTION, sliding_window=64)
 STATES = MambaSpec(block_size=16, shapes=((2, 8),), dtypes=(torch.float32,))
+CHUNKS = ChunkedLocalAttentionSpec(**ATTENTION, attention_chunk_size=64)
+LONG = SlidingWindowSpec(**{**ATTENTION, "block_size": 32, "num_kv_heads": 1}, sliding_window=64)
+WIDE = SlidingWindowSpec(**{**ATTENTION, "num_kv_heads": 4}, sliding_window=64)
+OVER_A_WINDOW = FullAttentionSpec(**ATTENTION, sliding_window=64)
+QUANTIZED = {**ATTENTION, "kv_quant_mode": KVQuantMode.INT8_PER_TOKEN_HEAD}
 
 
 @pytest.mark.parametrize(
     ("cache", "said"),
     [
         (cache_of(WINDOW), "SlidingWindowSpec"),
-        (cache_of(FULL, WINDOW), "2 KV-cache groups"),
-        (cache_of(FULL, STATES), "2 KV-cache groups"),
+        (cache_of(FULL, STATES), "2 KV-cache groups, some of the kind MambaSpec"),
+        (cache_of(FULL, WINDOW, CHUNKS), "3 KV-cache groups, some of the kind ChunkedLocal"),
+        (cache_of(FULL, LATENT), "2 KV-cache groups, some of the kind MLA"),
+        (cache_of(WINDOW, WINDOW), "2 KV-cache groups without full attention"),
+        (cache_of(FULL, LONG), "2 KV-cache groups with blocks of different sizes"),
+        (cache_of(FULL, WIDE), "2 KV-cache groups with blocks of different sizes"),
+        (cache_of(FULL, OVER_A_WINDOW), "of full attention over a window"),
+        (cache_of(FULL, WINDOW, drafts=True), "2 KV-cache groups with draft layers"),
+        (cache_of(FULL, SlidingWindowSpec(**QUANTIZED, sliding_window=64)), "scales inside"),
         (cache_of(STATES), "MambaSpec"),
-        (cache_of(FullAttentionSpec(**ATTENTION, sliding_window=64)), "a window"),
-        (cache_of(ChunkedLocalAttentionSpec(**ATTENTION, attention_chunk_size=64)), "Chunked"),
-        (cache_of(FULL, LATENT), "2 KV-cache groups"),
+        (cache_of(OVER_A_WINDOW), "a window"),
+        (cache_of(CHUNKS), "Chunked"),
         (cache_of(UNEQUAL), "layers of several sizes, as with sparse attention"),
         (cache_of(latent(cache_dtype_str="fp8_ds_mla")), "a KV cache of fp8_ds_mla"),
         (cache_of(latent(is_index_group_leader=True)), "sparse attention"),
@@ -163,6 +177,7 @@ STATES = MambaSpec(block_size=16, shapes=((2, 8),), dtypes=(torch.float32,))
 def test_layers_of_other_kinds_are_refused(cache: KVCacheConfig, said: str):
     check_cache(cache_of(FULL))
     check_cache(cache_of(LATENT))
+    check_cache(cache_of(FULL, WINDOW, WINDOW))
     with pytest.raises(SettingsError, match=said):
         check_cache(cache)
 
@@ -170,6 +185,16 @@ def test_layers_of_other_kinds_are_refused(cache: KVCacheConfig, said: str):
 @pytest.mark.parametrize("spec", [FULL, LATENT])
 def test_kinds_are_called_as_vllm_calls_them_in_events(spec: Any):
     assert KINDS[type(spec).__name__] == get_kv_cache_spec_kind(spec).value
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [({"stages": 2}, "pipeline parallelism"), ({"drafts": True}, "speculative decoding")],
+)
+def test_several_groups_are_refused_with(asked: dict[str, Any], said: str):
+    check_cache(cache_of(FULL), **asked)
+    with pytest.raises(SettingsError, match=f"2 KV-cache groups with {said}"):
+        check_cache(cache_of(FULL, WINDOW), **asked)
 
 
 WHOLE = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)

@@ -13,7 +13,8 @@ import torch
 
 from forebay.errors import SettingsError
 from forebay.transfer.pool import Pool
-from forebay.vllm.adapter import KVShape, lay_side_by_side, read_shape
+from forebay.vllm.adapter import KVShape, read_shape
+from forebay.vllm.side_by_side import lay_side_by_side
 from forebay.vllm.tensors import device_of, device_pool, parts_of, warn_of_tensors
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 6, 32, 2, 8, 3
@@ -86,6 +87,17 @@ def test_latents_are_in_one_piece(kernel_blocks: int):
     part[2].copy_(part[1])
     found = [bool((block == 1).all()) for block in whole.unflatten(0, (BLOCKS, kernel_blocks))]
     assert found == [False, True, True, *[False] * 3]
+
+
+def test_layers_of_several_groups_share_memory():
+    """One of each group lies where one of the others does, and sees the same blocks."""
+    stored = layers(BLOCKS, TOKENS, HEADS, 2 * SIZE)
+    window = {f"window {name}": tensor[:] for name, tensor in stored.items()}
+    parts = parts_of(SHAPE, stored | window)
+    assert offsets(device_pool(SHAPE, parts)) == [(PAGE, PAGE)] * LAYERS
+    apart = {name: tensor.view(2, BLOCKS, TOKENS, HEADS, SIZE) for name, tensor in window.items()}
+    with pytest.raises(SettingsError, match="lies in the memory of another layer"):
+        parts_of(SHAPE, stored | apart)
 
 
 def test_views_into_one_allocation_that_go_by_layer():

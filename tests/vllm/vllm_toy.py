@@ -8,7 +8,6 @@ workers are stages, those of its stage.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -31,42 +30,15 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm_real import RealScheduler, output_of, request_of
 from vllm_toy_config import BLOCK_BYTES, BLOCK_TOKENS, layers_of, name_of, of_rank, plan_of
+from vllm_toy_model import VOCAB, answers, mix, states_of
 
 from forebay.core.slots import SlotState
 from forebay.vllm.connector import ForebayConnector
 
-VOCAB = 251
 MODEL_LAYERS = 3
 """Of a model of stages: as `tiny_llama` has."""
 LANES = (0, 1)
 """Those of each direction."""
-_MODULUS = (1 << 31) - 1
-
-
-def answers(prompt: list[int], count: int, first: int = 1) -> list[int]:
-    """What the model says to `prompt`, computed without any cache. It begins in the state `first`,
-    which is another one for each LoRA.
-    """
-    tokens = list(prompt)
-    state, total = first, 0
-    for token in tokens:
-        state = _mix(state, token)
-        total += state
-    given: list[int] = []
-    for _ in range(count):
-        given.append(total % VOCAB)
-        state = _mix(state, given[-1])
-        total += state
-    return given
-
-
-def states_of(tokens: Iterable[int], first: int = 1) -> list[int]:
-    """The KV of each of `tokens`, the first ones of a request, behind the state `first`."""
-    return list(itertools.accumulate(tokens, _mix, initial=first))[1:]
-
-
-def _mix(state: int, token: int) -> int:
-    return (state * 48271 + token + 1) % _MODULUS
 
 
 @dataclass
@@ -109,7 +81,7 @@ class Pass:
                 int(mine[self._slots, offsets][self.start - 1]) if self.start else self.asked.first
             )
             for place in range(self.start, self.end):
-                state = _mix(state, self.asked.tokens[place])
+                state = mix(state, self.asked.tokens[place])
                 mine[self._slots[place], offsets[place]] = state
             read = places % len(content) == layer
             self._total += int(mine[self._slots[read], offsets[read]].sum())
@@ -129,6 +101,9 @@ class ToyEngine(RealScheduler):
     `ranks` workers share it, as `stages` of the model or not; those after the first copy at
     `late_bytes_per_s` (0: as the first). `extra` is the connector's configuration.
     """
+
+    windows: tuple[int, ...] = (0,)
+    """Of its groups of layers. 0: full attention."""
 
     def __init__(
         self,
@@ -180,7 +155,7 @@ class ToyEngine(RealScheduler):
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         self.scheduler = (AsyncScheduler if lag else Scheduler)(
             vllm_config=config,
-            kv_cache_config=plan_of(blocks, self.layers[0]),
+            kv_cache_config=plan_of(blocks, self.layers[0], self.windows),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
         )
@@ -191,9 +166,10 @@ class ToyEngine(RealScheduler):
         self._content = self.kv.numpy()
         self.workers: list[Any] = []
         for own, mine in zip(configs, self.layers, strict=True):
-            plan = plan_of(blocks, mine)
+            plan = plan_of(blocks, mine, self.windows)
             self.workers.append(ForebayConnector(own, KVConnectorRole.WORKER, plan))
-            caches = {name_of(layer): self.kv[layer] for layer in mine}
+            groups = range(len(self.windows))
+            caches = {name_of(layer, each): self.kv[layer] for layer in mine for each in groups}
             self.workers[-1].register_kv_caches(caches)
         self._aggregator = KVOutputAggregator(ranks)
         _watch_lookups(self.half, self.pool)
@@ -336,6 +312,14 @@ class ToyEngine(RealScheduler):
             for name, count in output.num_scheduled_tokens.items()
         ]
 
+    def answer_to(self, asked: Asked, count: int) -> list[int]:
+        """What the model says to a request."""
+        return answers(asked.prompt, count, asked.first)
+
+    def kv_of(self, asked: Asked, tokens: Iterable[int]) -> list[list[int]]:
+        """The KV of each of `tokens`, the first ones of a request, in each group of layers."""
+        return [states_of(tokens, asked.first)]
+
 
 MakeEngine = Callable[..., ToyEngine]
 """What the fixture `toy` gives: see `ToyEngine`."""
@@ -360,7 +344,7 @@ def wrong_answers(engine: ToyEngine) -> list[str]:
     return [
         name
         for name, asked in engine.asked.items()
-        if asked.given != answers(asked.prompt, asked.most, asked.first)[: len(asked.given)]
+        if asked.given != engine.answer_to(asked, len(asked.given))
         or (asked.ended == "finished" and len(asked.given) != asked.most)
     ]
 

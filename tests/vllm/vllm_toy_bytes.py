@@ -7,17 +7,17 @@ import itertools
 
 import numpy as np
 from numpy.typing import NDArray
-from vllm_toy import BLOCK_BYTES, BLOCK_TOKENS, ToyEngine, states_of
+from vllm_toy import BLOCK_BYTES, BLOCK_TOKENS, ToyEngine
 
 from forebay.core.slots import SlotState
 
 
 class Watched:
-    """Knows what is to be in each block of `engine`, by vLLM's hash of it."""
+    """Knows what is to be in each block of `engine`, by vLLM's hash of it and its group."""
 
     def __init__(self, engine: ToyEngine) -> None:
         self._engine = engine
-        self._content: dict[bytes, NDArray[np.int64]] = {}
+        self._content: dict[tuple[bytes, int], NDArray[np.int64]] = {}
         self._known: dict[str, int] = {}
 
     def check_books(self) -> None:
@@ -30,12 +30,12 @@ class Watched:
         states, slots = device.state(blocks).tolist(), device.slot_of(blocks).tolist()
         for block, state, slot in zip(blocks.tolist(), states, slots, strict=True):
             there = pool.blocks[slot]
-            named = None if there.block_hash is None else there.block_hash[:-4]
+            named = None if there.block_hash is None else _split(there.block_hash)
             if state == SlotState.LOADING:
                 assert there.ref_cnt > 0
-                assert named in (None, device.content_of(block))
+                assert named in (None, device._contents.of(block))
             elif not device.given_up(np.array([block], np.int32)):
-                assert named == device.content_of(block)
+                assert named == device._contents.of(block)
         queue = pool.free_block_queue
         free = [block.block_id for block in queue.get_all_free_blocks()]
         back, at = [], queue.fake_free_list_tail
@@ -55,7 +55,7 @@ class Watched:
         self._learn()
         cached = [block for block in self._engine.pool.blocks if block.block_hash is not None]
         for block in cached:
-            want = self._content[block.block_hash[:-4]]
+            want = self._content[_split(block.block_hash)]
             assert (self._engine._content[:, block.block_id] == want).all()
 
     def check_host(self) -> None:
@@ -70,7 +70,7 @@ class Watched:
             size = len(layers) * BLOCK_BYTES
             for block, slot in zip(saved.tolist(), slots, strict=True):
                 there = np.frombuffer(ctypes.string_at(base + slot * size, size), np.int64)
-                want = self._content[device.content_of(block)]
+                want = self._content[device._contents.of(block)]
                 assert (there.reshape(len(layers), -1) == want).all()
 
     def _learn(self) -> None:
@@ -82,5 +82,12 @@ class Watched:
             # As the model sees them.
             tokens = itertools.chain(asked.prompt, asked.request.output_token_ids)
             whole = itertools.islice(tokens, len(hashes) * BLOCK_TOKENS)
-            states = np.array(states_of(whole, asked.first), np.int64).reshape(-1, BLOCK_TOKENS)
-            self._content.update(zip(hashes, states, strict=True))
+            for group, kv in enumerate(self._engine.kv_of(asked, whole)):
+                blocks = np.array(kv, np.int64).reshape(-1, BLOCK_TOKENS)
+                keys = ((each, group) for each in hashes)
+                self._content.update(zip(keys, blocks, strict=True))
+
+
+def _split(key: bytes) -> tuple[bytes, int]:
+    """The hash and the group that vLLM names a block by."""
+    return key[:-4], int.from_bytes(key[-4:], "big")

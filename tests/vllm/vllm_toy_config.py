@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    SlidingWindowSpec,
 )
 
 BLOCK_TOKENS = 16
@@ -18,9 +19,9 @@ BLOCK_BYTES = 8 * BLOCK_TOKENS
 """Of one layer."""
 
 
-def name_of(layer: int) -> str:
-    """The name of a layer."""
-    return f"layer {layer}"
+def name_of(layer: int, group: int = 0) -> str:
+    """The name of a layer, or of one of another group that lies where that does."""
+    return f"layer {layer}" if not group else f"layer {layer} of {group}"
 
 
 def layers_of(config: Any) -> list[int]:
@@ -28,21 +29,28 @@ def layers_of(config: Any) -> list[int]:
     return list(range(*config.model_config.get_layers_start_end_indices(config.parallel_config)))
 
 
-def plan_of(blocks: int, layers: list[int]) -> KVCacheConfig:
-    """The KV cache of a worker, as this version of vLLM describes it."""
-    spec = FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
-    names, size = [name_of(layer) for layer in layers], blocks * BLOCK_BYTES
+def plan_of(blocks: int, layers: list[int], windows: tuple[int, ...] = (0,)) -> KVCacheConfig:
+    """The KV cache of a worker, as this version of vLLM describes it. Each of `windows` is that of
+    a group of layers, 0 for one of full attention.
+    """
+    shape = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    specs = [
+        SlidingWindowSpec(**shape, sliding_window=each) if each else FullAttentionSpec(**shape)
+        for each in windows
+    ]
+    names = [[name_of(layer, group) for layer in layers] for group in range(len(windows))]
+    size = blocks * BLOCK_BYTES
     if "layers" in KVCacheTensor.__dataclass_fields__:
         stride = {"layer_stride": size, "block_stride": BLOCK_BYTES}
-        tensors = [KVCacheTensor(size=size * len(names), layers=names, **stride)]
+        tensors = [KVCacheTensor(size=size * len(layers), layers=each, **stride) for each in names]
     else:
-        tensors = [KVCacheTensor(size=size, shared_by=[each]) for each in names]
+        tensors = [
+            KVCacheTensor(size=size, shared_by=list(each)) for each in zip(*names, strict=True)
+        ]
     return KVCacheConfig(
         num_blocks=blocks,
         kv_cache_tensors=tensors,
-        kv_cache_groups=[KVCacheGroupSpec(names, spec)],
+        kv_cache_groups=[KVCacheGroupSpec(*each) for each in zip(names, specs, strict=True)],
     )
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm_real import output_of
-from vllm_toy import BLOCK_TOKENS, VOCAB, Asked, Pass, ToyEngine, _mix, answers
+from vllm_toy import BLOCK_TOKENS, Asked, Pass, ToyEngine
+from vllm_toy_model import VOCAB, answers, mix
 
 WITH_LAYERS = ("draft_model", "eagle", "eagle3", "mtp")
 
@@ -72,7 +73,7 @@ class DraftPass(Pass):
         if start:
             state = int(mine[self._slots[before], before % BLOCK_TOKENS])
         for place, token in enumerate(tokens, start):
-            state = _mix(state, token)
+            state = mix(state, token)
             mine[self._slots[place], place % BLOCK_TOKENS] = state
 
 

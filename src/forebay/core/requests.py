@@ -147,7 +147,11 @@ class Waiting:
     usable: int
     """Blocks that may count as cached."""
     blocks: Ids = field(default_factory=lambda: EMPTY_IDS)
-    """Its match, root first."""
+    """Its match, root first; behind it what else that needs."""
+    beside: int = 0
+    """How many of `blocks` are no part of the path, but needed where its match ends."""
+    path: Ids = field(default_factory=lambda: EMPTY_IDS)
+    """Where some are: the blocks of its path that are published, also behind its match."""
     session: Session | None = None
     covered: int = 0
     """Those of its match, from the first, that are under its prefetch lease."""
@@ -189,6 +193,11 @@ class Waiting:
     def __post_init__(self) -> None:
         request = self.request
         self.order = (request.hint is not None, request.priority, request.arrival_s, request.id)
+
+    @property
+    def length(self) -> int:
+        """Blocks of its path that it matched."""
+        return len(self.blocks) - self.beside
 
     @property
     def loadable(self) -> int:

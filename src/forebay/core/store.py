@@ -128,6 +128,10 @@ class Store:
         """A number for each block that no other block, before or after, has."""
         return self._ids.serials(blocks)
 
+    def published(self, blocks: Ids) -> NDArray[np.bool_]:
+        """Whether each block can be matched."""
+        return self._published.take(blocks)
+
     def dirty(self, blocks: Ids) -> NDArray[np.bool_]:
         """Whether each block is published, on the device alone, to be saved, and not under way."""
         dirty = in_state(self.device.state(blocks), SlotState.DIRTY)

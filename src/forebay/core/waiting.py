@@ -8,7 +8,7 @@ when such a block moved between tiers.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 import numpy as np
@@ -32,6 +32,7 @@ class WaitingLine:
     """
 
     def __init__(self, store: Store, block_tokens: int, *, last_too: bool = False) -> None:
+        self.last_too = last_too
         self._computed_tokens = 0 if last_too else 1
         self._store = store
         self._block_tokens = block_tokens
@@ -41,6 +42,9 @@ class WaitingLine:
         self._ends: dict[_Place, set[int]] = {}
         self._computing: dict[tuple[bytes, int, bytes], Ticket] = {}
         self._computing_key: dict[int, tuple[bytes, int, bytes]] = {}
+        self.reach: Callable[[Ids], tuple[int, Ids]] | None = None
+        """Where blocks of a path are of no use alone: how many of its blocks are a match, and which
+        others that needs. None: all are, and none."""
 
     def __len__(self) -> int:
         return len(self._line)
@@ -120,6 +124,12 @@ class WaitingLine:
         for request in self._ends.get((namespace, parent), ()):
             self._by_id[request].extended = True
 
+    def reached(self, block: int) -> None:
+        """A match may reach up to `block` now, by `reach`: whose path has it matches again."""
+        for entry in self._line:
+            if (entry.path == block).any():
+                entry.extended = True
+
     # -- who computes what ---------------------------------------------------------------------
 
     def computes(self, ticket: Ticket) -> None:
@@ -161,6 +171,10 @@ class WaitingLine:
         wanted = request.keys[: entry.usable * self._key_bytes]
         match = store.match(request.namespace, wanted, entry.session)
         old, new = entry.blocks, match.ids
+        if self.reach is not None:
+            self._move_end(entry, match.ids)
+            length, others = self.reach(new)
+            new, entry.beside = np.concatenate([new[:length], others]), len(others)
         entry.extended, entry.lost_epoch = False, store.lost_epoch
         entry.session = match.session
         if len(old) != len(new) or not np.array_equal(old, new):
@@ -181,8 +195,14 @@ class WaitingLine:
         self._ends.setdefault(self._end_of(entry), set()).add(entry.request.id)
 
     def _end_of(self, entry: Waiting) -> _Place:
-        last = int(entry.blocks[-1]) if len(entry.blocks) else -1
-        return (entry.request.namespace, last)
+        path = entry.blocks if self.reach is None else entry.path
+        return (entry.request.namespace, int(path[-1]) if len(path) else -1)
+
+    def _move_end(self, entry: Waiting, path: Ids) -> None:
+        """More blocks of its path are published than it matched, or fewer than were."""
+        self._forget_end(entry)
+        entry.path = path
+        self._ends.setdefault(self._end_of(entry), set()).add(entry.request.id)
 
     def _forget_end(self, entry: Waiting) -> None:
         place = self._end_of(entry)

@@ -13,17 +13,15 @@ from typing import Any, NamedTuple, Protocol
 
 from forebay.errors import SettingsError
 from forebay.vllm.drafts import drafts_in_cache
+from forebay.vllm.groups import ONE_GROUP, Groups, read_groups
 
 TRIED = ((0, 26), (0, 32), (0, 33))
 """Release lines that this was tried with: 0.26 on GPUs, 0.32 by the tests, on a CPU; and with the
 scheduler and block pool of all three.
 """
 
-GROUP = 0
-"""The one KV-cache group that is supported."""
-
-_GROUP_KEY = GROUP.to_bytes(4, "big")
-"""What vLLM appends to a block's hash to name its group."""
+_GROUP_BYTES = 4
+"""vLLM appends the number of a block's group to its hash, in so many bytes."""
 
 
 class Block(Protocol):
@@ -92,6 +90,7 @@ class VllmRequest(Protocol):
     arrival_time: float
     num_tokens: int
     num_computed_tokens: int
+    num_prompt_tokens: int
     num_output_tokens: int
     num_in_flight_tokens: int
     max_tokens: int
@@ -129,17 +128,19 @@ class Step:
     tokens: int
     drafts: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many of its tokens are guesses, by request."""
+    beside: frozenset[int] = frozenset()
+    """New blocks of its requests in other groups, if the step preempts some."""
 
 
-def read_step(output: Any) -> Step:
-    """The step in vLLM's `SchedulerOutput`.
+def read_step(output: Any, group: int) -> Step:
+    """The step in vLLM's `SchedulerOutput`, with the blocks of the group of this number.
 
     A resumed request is a new one where the second model runner is used, a cached one elsewhere.
     """
     counts: dict[str, int] = output.num_scheduled_tokens
     scheduled = [
         Scheduled(
-            new.req_id, new.num_computed_tokens, counts[new.req_id], new.block_ids[GROUP], True
+            new.req_id, new.num_computed_tokens, counts[new.req_id], new.block_ids[group], True
         )
         for new in output.scheduled_new_reqs
     ]
@@ -148,17 +149,20 @@ def read_step(output: Any) -> Step:
         cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
     ):
         whole = name in cached.resumed_req_ids
-        ids = blocks[GROUP] if blocks is not None else ()
+        ids = blocks[group] if blocks is not None else ()
         scheduled.append(Scheduled(name, start, counts[name], ids, whole))
     preempted = frozenset(output.preempted_req_ids or ())
     guesses: dict[str, list[int]] = output.scheduled_spec_decode_tokens
     drafts = {name: len(each) for name, each in guesses.items()}
-    return Step(tuple(scheduled), preempted, output.total_num_scheduled_tokens, drafts)
+    new = [new.block_ids for new in output.scheduled_new_reqs] if preempted else []
+    new += [blocks for blocks in cached.new_block_ids if preempted and blocks is not None]
+    beside = frozenset(block for groups in new for blocks in groups for block in blocks)
+    return Step(tuple(scheduled), preempted, output.total_num_scheduled_tokens, drafts, beside)
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The pool of one worker, of one group of full-attention layers."""
+    """The pool of one worker, which all groups of layers share."""
 
     block_tokens: int
     block_bytes: int
@@ -166,25 +170,29 @@ class KVShape:
     blocks: int
     whole_bytes: int
     """Of a block in all workers together."""
+    groups: Groups = ONE_GROUP
 
 
 def read_shape(vllm_config: Any, kv_cache_config: Any) -> KVShape:
-    """The shape of the pool. One tensor for each layer (0.26), or one for all.
+    """The shape of the pool. One tensor for each layer, or for one of each group (0.26), or one for
+    all, or for those of each group, which all are the same memory.
 
-    Raises SettingsError for a model whose layers do not make one group of equal blocks, and for
-    stages of which vLLM does not say what each has.
+    Raises SettingsError for a pool that is not of equal blocks, and for stages of which vLLM does
+    not say what each has.
     """
-    groups = kv_cache_config.kv_cache_groups
+    groups = read_groups(kv_cache_config)
+    path = kv_cache_config.kv_cache_groups[groups.path]
     blocks = int(kv_cache_config.num_blocks)
-    total = sum(int(tensor.size) for tensor in kv_cache_config.kv_cache_tensors)
-    if len(groups) != 1 or total % blocks:
+    sizes = [int(tensor.size) for tensor in kv_cache_config.kv_cache_tensors]
+    same = len(groups) > 1 and all(hasattr(t, "layers") for t in kv_cache_config.kv_cache_tensors)
+    total = max(sizes) if same else sum(sizes)
+    if total % blocks:
         raise SettingsError(
-            f"the model has {len(groups)} KV-cache groups over {total} bytes in {blocks} blocks; "
-            "only one group of equal blocks is supported"
+            f"vLLM has {total} bytes for {blocks} blocks: only equal blocks are supported"
         )
-    tokens, block_bytes = int(groups[GROUP].kv_cache_spec.block_size), total // blocks
-    whole_bytes = _whole_bytes(vllm_config, len(groups[GROUP].layer_names), block_bytes)
-    return KVShape(tokens, block_bytes, blocks, whole_bytes)
+    tokens, block_bytes = int(path.kv_cache_spec.block_size), total // blocks
+    whole_bytes = _whole_bytes(vllm_config, len(path.layer_names), block_bytes)
+    return KVShape(tokens, block_bytes, blocks, whole_bytes, groups)
 
 
 def _whole_bytes(vllm_config: Any, layers: int, block_bytes: int) -> int:
@@ -209,61 +217,11 @@ def _whole_bytes(vllm_config: Any, layers: int, block_bytes: int) -> int:
     return block_bytes // layers * int(model.get_total_num_hidden_layers()) * of_stage
 
 
-def lay_side_by_side(vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Have vLLM's worker allocate all layers of a block side by side, and return whether it will.
-
-    To be called before it allocates: what `kv_cache_config` says of its tensors is changed. Only
-    0.26 with its second model runner needs that, which asks no connector how blocks are to lie and
-    would make a tensor for each layer; it packs blocks itself for models of several groups.
-    """
-    tensors = kv_cache_config.kv_cache_tensors
-    group = kv_cache_config.kv_cache_groups[GROUP]
-    spec = group.kv_cache_spec
-    page_bytes, blocks = int(spec.page_size_bytes), int(kv_cache_config.num_blocks)
-    if (
-        vllm_config.device_config.device_type != "cuda"
-        or not getattr(vllm_config, "use_v2_model_runner", False)
-        or not getattr(spec, "indexes_kv_by_block_stride", False)
-        or getattr(spec, "page_size_padded", None) is not None
-        # Packed already, or of a version that says otherwise how blocks lie.
-        or any(getattr(tensor, "block_stride", None) != 0 for tensor in tensors)
-        or any(int(tensor.size) != page_bytes * blocks for tensor in tensors)
-        or not _kernels_take(vllm_config, group.layer_names, int(spec.block_size))
-    ):
-        return False
-    block_bytes = page_bytes * len(tensors)
-    for place, tensor in enumerate(tensors):
-        tensor.size, tensor.block_stride = block_bytes * blocks, block_bytes
-        tensor.offset = place * page_bytes
-    return True
-
-
-_BY_STRIDE = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLASH_ATTN_MLA"})
-"""Attention backends that find a block by its stride. FlexAttention says so too, and flattens."""
-
-
-def _kernels_take(vllm_config: Any, layers: Iterable[str], block_tokens: int) -> bool:
-    """Whether the attention kernels of `layers` find blocks by their stride, and see each as one of
-    their own.
-    """
-    by_name = vllm_config.compilation_config.static_forward_context
-    backends = {by_name[name].get_attn_backend() for name in layers}
-
-    def takes(size: Any) -> bool:
-        # A number, or vLLM's `MultipleOf` one.
-        return block_tokens % size.base == 0 if hasattr(size, "base") else block_tokens == size
-
-    return all(
-        each.get_name() in _BY_STRIDE and any(map(takes, each.get_supported_kernel_block_sizes()))
-        for each in backends
-    )
-
-
 def last_block(blocks: Any, tokens: int, block_tokens: int) -> int:
     """The id of the last one with any of a request's `tokens` in vLLM's `KVCacheBlocks` of it:
-    behind that may be others, for drafts.
+    behind that may be others, for drafts. Of a model of one group.
     """
-    return int(blocks.blocks[GROUP][(tokens - 1) // block_tokens].block_id)
+    return int(blocks.blocks[0][(tokens - 1) // block_tokens].block_id)
 
 
 def loads_come_first(output: Any) -> None:
@@ -314,7 +272,7 @@ def frees_idle(vllm_config: Any) -> bool:
 def hash_of(block: Block) -> bytes | None:
     """The hash of the content under which `block` is cached; None if it is not."""
     key = block.block_hash
-    return None if key is None else key[: -len(_GROUP_KEY)]
+    return None if key is None else key[:-_GROUP_BYTES]
 
 
 def left(request: VllmRequest) -> bool:
@@ -341,19 +299,24 @@ def over(request: VllmRequest) -> bool:
     return request.status.name.startswith("FINISHED")
 
 
-def cached_blocks(pool: BlockPool, contents: Iterable[bytes]) -> list[Block | None]:
-    """For each of `contents` a block of `pool` that holds it."""
-    find = pool.cached_block_hash_to_block.get_one_block
-    return [find(content + _GROUP_KEY) for content in contents]
+def cached_blocks(pool: BlockPool, contents: Iterable[bytes], group: int) -> list[Block | None]:
+    """For each of `contents` a block of `pool` that holds it, of this group."""
+    find, key = pool.cached_block_hash_to_block.get_one_block, group.to_bytes(_GROUP_BYTES, "big")
+    return [find(content + key) for content in contents]
 
 
 def cache_run(
-    pool: BlockPool, request: VllmRequest, first: int, run: Sequence[Block], block_tokens: int
+    pool: BlockPool,
+    request: VllmRequest,
+    first: int,
+    run: Sequence[Block],
+    block_tokens: int,
+    group: int,
 ) -> None:
-    """Let vLLM find `run` as the blocks `first`... of the request's prompt."""
+    """Let vLLM find `run` as the blocks `first`... of the request's prompt, in this group."""
     # Only the places of the run are looked at.
     places = [pool.null_block] * first + list(run)
-    pool.cache_full_blocks(request, places, first, len(places), block_tokens, GROUP)
+    pool.cache_full_blocks(request, places, first, len(places), block_tokens, group)
 
 
 def uncache(pool: BlockPool, slots: Iterable[int]) -> None:

@@ -27,10 +27,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 from forebay._native import leak_warnings
 from forebay.errors import ProtocolError, SettingsError
 from forebay.vllm.adapter import (
-    GROUP,
     frees_idle,
     last_block,
-    lay_side_by_side,
     loads_come_first,
     missing_parts,
     read_shape,
@@ -53,6 +51,7 @@ from forebay.vllm.seen.kv_events import as_vllm_events
 from forebay.vllm.seen.log import join_log, tell_sizes, warnings_told
 from forebay.vllm.seen.measures import Growth, Stopwatch
 from forebay.vllm.seen.metrics import ForebayPromMetrics, ForebayStats
+from forebay.vllm.side_by_side import lay_side_by_side
 from forebay.vllm.tensors import device_of
 from forebay.vllm.worker import WorkerHalf
 
@@ -93,16 +92,21 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         leak_warnings(on=False)
         join_log()
         check_start(vllm_config, __version__)
-        check_cache(kv_cache_config)
-        self._config = vllm_config
         parallel = vllm_config.parallel_config
+        check_cache(
+            kv_cache_config,
+            stages=int(parallel.pipeline_parallel_size),
+            drafts=vllm_config.speculative_config is not None,
+        )
+        self._config = vllm_config
         self._rank, self._ranks = int(parallel.rank), int(parallel.world_size)
         self._options = Options.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._agreement = Agreement(self._ranks)
-        self._shape = read_shape(vllm_config, kv_cache_config)
+        self._shape = shape = read_shape(vllm_config, kv_cache_config)
+        path = kv_cache_config.kv_cache_groups[shape.groups.path]
+        self._kind = KINDS[type(path.kv_cache_spec).__name__]
         if role is KVConnectorRole.WORKER:
             lay_side_by_side(vllm_config, kv_cache_config)
-        self._kind = KINDS[type(kv_cache_config.kv_cache_groups[GROUP].kv_cache_spec).__name__]
         self._engine = str(vllm_config.kv_transfer_config.engine_id)
         self._pair = Pair.of(vllm_config)
         self._served = self._engine
@@ -186,6 +190,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 items=items_depend_on_steps(config),
                 tails=ends_of_prompts_are_misnamed(__version__),
             ),
+            groups=shape.groups,
             hands=lambda: self._pair.worker,
         )
 
@@ -214,7 +219,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> ForebayOrders:
         """The orders that go with a step."""
         with self._watch:
-            orders = self.scheduler_half.orders(read_step(scheduler_output))
+            orders = self.scheduler_half.orders(
+                read_step(scheduler_output, self._shape.groups.path)
+            )
         loads_come_first(scheduler_output)
         self._watch.step()
         return ForebayOrders(orders, self._engine)
@@ -263,7 +270,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None or self._scheduler.events is None:
             return []
         events = self._scheduler.events.take()
-        return as_vllm_events(events, self._shape.block_tokens, self._kind)
+        return as_vllm_events(events, self._shape.block_tokens, self._kind, self._shape.groups)
 
     # -- of either -------------------------------------------------------------------------------
 

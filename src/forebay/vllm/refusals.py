@@ -10,8 +10,9 @@ import traceback
 from typing import Any
 
 from forebay.errors import SettingsError
-from forebay.vllm.adapter import GROUP, TRIED, version_of
+from forebay.vllm.adapter import TRIED, version_of
 from forebay.vllm.drafts import untried_drafts
+from forebay.vllm.groups import reasons_of
 
 _logger = logging.getLogger("forebay.vllm")
 
@@ -42,9 +43,16 @@ def check_start(config: Any, version: str) -> None:
     _note_version(version)
 
 
-def check_cache(kv_cache_config: Any) -> None:
-    """Raises SettingsError with the reason if the KV cache is of a kind that is not supported."""
-    reasons = [reason for wrong, reason in _cached(kv_cache_config) if wrong]
+def check_cache(kv_cache_config: Any, *, stages: int = 1, drafts: bool = False) -> None:
+    """Raises SettingsError with the reason if the KV cache is of a kind that is not supported, for
+    a model of so many `stages`, with `drafts` or without.
+    """
+    asked = _cached(kv_cache_config)
+    if len(kv_cache_config.kv_cache_groups) > 1:
+        count = f"{len(kv_cache_config.kv_cache_groups)} KV-cache groups"
+        asked.append((stages > 1, f"{count} with pipeline parallelism"))
+        asked.append((drafts, f"{count} with speculative decoding"))
+    reasons = [reason for wrong, reason in asked if wrong]
     if reasons:
         raise SettingsError("ForebayConnector does not work with " + "; nor with ".join(reasons))
 
@@ -127,28 +135,36 @@ def _role_and_items(config: Any) -> list[tuple[bool, str]]:
 
 
 def _cached(kv_cache_config: Any) -> list[tuple[bool, str]]:
-    groups = kv_cache_config.kv_cache_groups
-    if not groups:
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if not specs:
         return [(True, "models without a KV cache")]
-    spec = groups[GROUP].kv_cache_spec
-    kind = type(spec).__name__
-    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
-    quantized = getattr(spec, "kv_quant_mode", None)
+    quantized = [getattr(spec, "kv_quant_mode", None) for spec in specs]
     return [
-        (len(groups) != 1, f"{len(groups)} KV-cache groups (sliding windows, states)"),
-        (kind not in KINDS, f"KV caches of the kind {kind}{_OF_SEVERAL.get(kind, '')}"),
-        *(_latents(spec) if kind == "MLAAttentionSpec" else ()),
-        (bool(window), "attention over a window"),
-        (bool(getattr(spec, "non_causal", False)), "attention that is not causal"),
+        *(reasons_of(kv_cache_config) if len(specs) > 1 else _alone(specs[0])),
+        (
+            any(bool(getattr(spec, "non_causal", False)) for spec in specs),
+            "attention that is not causal",
+        ),
         # A checkpoint may ask for it where cache_dtype is "auto".
         (
-            quantized is not None and quantized.name not in _WHOLE_BLOCKS,
+            any(each is not None and each.name not in _WHOLE_BLOCKS for each in quantized),
             "a quantized KV cache (scales inside)",
         ),
         (
             bool(getattr(kv_cache_config, "needs_kv_cache_zeroing", False)),
             "KV caches that vLLM zeroes",
         ),
+    ]
+
+
+def _alone(spec: Any) -> list[tuple[bool, str]]:
+    """Of the one group of a model."""
+    kind = type(spec).__name__
+    windows = ("sliding_window", "attention_chunk_size")
+    return [
+        (kind not in KINDS, f"KV caches of the kind {kind}{_OF_SEVERAL.get(kind, '')}"),
+        *(_latents(spec) if kind == "MLAAttentionSpec" else ()),
+        (any(getattr(spec, each, None) for each in windows), "attention over a window"),
     ]
 
 

@@ -33,13 +33,21 @@ def parts_of(shape: KVShape, caches: Mapping[str, Any]) -> list[Any]:
 
     In a tensor blocks are the outermost axis in memory, or K and V are, and blocks the next. An
     attention kernel may see each block as several of its own.
+    Raises SettingsError for other tensors, and for layers that share one and see it cut otherwise.
     """
     parts: list[Any] = []
-    seen: set[int] = set()
+    seen: dict[int, list[tuple[int, int, int]]] = {}
     for name, tensor in caches.items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            parts += _parts(name, tensor, shape.blocks)
+        own = _parts(name, tensor, shape.blocks)
+        bounds = [_bounds(part) for part in own]
+        first = seen.setdefault(tensor.data_ptr(), bounds)
+        if first is bounds:
+            parts += own
+        elif first != bounds:
+            raise SettingsError(
+                f"the KV cache of {name} lies in the memory of another layer, and its blocks begin "
+                "elsewhere there: this layout is not supported"
+            )
     whole = _whole_blocks(parts)
     return parts if whole is None else [whole]
 
@@ -64,6 +72,12 @@ def device_pool(shape: KVShape, parts: Sequence[Any]) -> Pool:
             f"{pool.block_bytes}: this layout is not supported"
         )
     return pool
+
+
+def _bounds(part: Any) -> tuple[int, int, int]:
+    """Where its first block begins, how far the next one is from there, and how long each is."""
+    size = int(part.element_size())
+    return int(part.data_ptr()), int(part.stride(0)) * size, int(part[0].numel()) * size
 
 
 def _parts(name: str, tensor: Any, blocks: int) -> list[Any]:

@@ -55,17 +55,16 @@ class Books:
         for _, why in record.wishes.ignored:
             self.tally.ignored[why] += 1
 
-    def started(self, record: Record, entry: Waiting, brought: int, now_s: float) -> None:
-        """A request starts: where its blocks came from, and why others did not.
-
-        Beside what it waited for itself, `brought` of its blocks had been prefetched.
-        """
+    def started(self, record: Record, entry: Waiting, now_s: float) -> None:
+        """A request starts: where its blocks came from, and why others did not."""
         size = self._settings.block_tokens
         found = record.found_blocks(size)
+        brought = self._read(entry, found, now_s)
         # It may have got tokens while it waited, of a step under way as it was preempted.
         tokens = record.request.num_tokens
         asked = tokens // size
-        loaded = count_true(entry.origins[:found]) + brought
+        # What others brought, or a hint, is there too for one that never waited.
+        loaded = count_true(entry.origins[: min(found, entry.length)]) + brought
         waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
         there = record.found_tokens
         self.tally.prompt(tokens, min(loaded * size, there), there, waited_s)
@@ -76,13 +75,23 @@ class Books:
         if entry.request.no_cache or not self._switch.policy.host_tier:
             misses[MissReason.DISABLED] += asked - found
             return
-        known = max(0, len(entry.blocks) - found)
+        known = max(0, entry.length - found)
         reason = entry.limit_reason
         if entry.limit is None and known:
             reason = MissReason.STOPPED if self._link.stopped else MissReason.SHORT
             reason = MissReason.LAST if found + 1 == asked else reason
         misses[reason] += known
         misses[MissReason.ABSENT] += asked - found - known
+
+    def _read(self, entry: Waiting, found: int, now_s: float) -> int:
+        """Its first `found` blocks are read. How many that it did not cover were prefetched."""
+        turn_s = now_s if entry.turn_s is None else entry.turn_s
+        path = entry.blocks[: min(found, entry.length)]
+        own = min(len(path), entry.covered)
+        self._ledger.read(path[:own], turn_s)
+        if entry.beside and found >= entry.length:
+            self._ledger.read(entry.blocks[entry.length :], turn_s)
+        return self._ledger.read(path[own:], turn_s)
 
     def scheduled(
         self, number: int, step: Step, now_s: float, *, loads_lack: bool, held: bool

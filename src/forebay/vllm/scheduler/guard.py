@@ -42,7 +42,7 @@ class Guard:
         tokens = self._step_tokens + drafts
         if self._in_order and len(first) == most:
             left = sum(max(0, each.num_tokens - each.num_computed_tokens) for each in running)
-            left += sum(each.request.tokens - len(each.blocks) * size for each in first)
+            left += sum(each.request.tokens - each.length * size for each in first)
             # Each of both may begin a block more, and the drafts of `step` may come to nothing.
             tokens = min(tokens, left - step.tokens + most * size + 2 * drafts)
-        self._device.guard(most - (-tokens // size))
+        self._device.guard(self._device.groups * (most - (-tokens // size)))

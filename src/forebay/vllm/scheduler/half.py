@@ -34,6 +34,7 @@ from forebay.vllm.adapter import (
     left,
     lora_name,
 )
+from forebay.vllm.groups import ONE_GROUP, Groups
 from forebay.vllm.messages import News, Orders
 from forebay.vllm.scheduler.books import Books
 from forebay.vllm.scheduler.control import ModeFile
@@ -70,8 +71,8 @@ class SchedulerHalf:
     pool has it, `key_bytes` the width of its block hashes.
     `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
     wants KV events. A part of each block moves over each of `links`. vLLM takes `most_loras` at a
-    time. Requests that are `misnamed` are kept out of host memory. `hands` gives the worker where
-    it is in this thread, `clock` is that of the worker, in seconds.
+    time. Requests that are `misnamed` are kept out of host memory. `groups` are the model's.
+    `hands` gives the worker where it is in this thread, `clock` is that of the worker, in seconds.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class SchedulerHalf:
         links: int = 1,
         most_loras: int = 0,
         misnamed: Misnamed | None = None,
+        groups: Groups = ONE_GROUP,
         hands: Callable[[], Hands | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,7 +101,7 @@ class SchedulerHalf:
         self._clock = clock
         self._most_running = most_running
         self._links = links
-        step = -(-step_tokens // settings.block_tokens) + most_running
+        step = len(groups) * (-(-step_tokens // settings.block_tokens) + most_running)
         slots = settings.device_slots, settings.host_slots
         self._device = device = VllmDevicePool(
             pool,
@@ -107,6 +109,7 @@ class SchedulerHalf:
             block_tokens=settings.block_tokens,
             kept_free=kept_free,
             frees_idle=frees_idle,
+            groups=groups,
         )
         self._guard = Guard(
             device,
@@ -120,7 +123,7 @@ class SchedulerHalf:
         self._host_slots = 0
         self._store = store = Store(key_bytes, *slots, device, lambda: self._host_slots)
         self._mail = mail = Mailbox(settings.device_slots, hands)
-        parts = Parts.over(settings, store, mail, last_too=True)
+        parts = Parts.over(settings, store, mail, last_too=not groups.beside)
         self.rates = parts.rates
         self._switch = parts.switch
         self._line = parts.line
@@ -134,16 +137,17 @@ class SchedulerHalf:
         self._roster = roster = Roster(
             settings.block_tokens, parts.line, self._lately, by_priority=by_priority
         )
-        self._hints = hints = Hints(hint_bounds, parts.line, roster, loads)
+        self._hints = hints = Hints(hint_bounds, parts.line, roster, loads, groups)
         self.books = Books(parts, pool, loads.link, hints)
         self.events: HostEvents | None = None
         if events:
-            self.events = HostEvents(store.max_blocks, settings.block_tokens, device.content_of)
-            store.host.watch = self.events
-        self._naming = Naming(parts, pool, device, saves, self.events)
+            self.events = store.host.watch = HostEvents(
+                store.max_blocks, settings.block_tokens, device.content_of, groups.path
+            )
+        self._naming = Naming(parts, pool, device, saves, self.events, groups)
         self._last_blocks = LastBlocks(parts, pool, device)
         self._lookups = Lookups()
-        self._unwritten = Unwritten(pool, device, settings.block_tokens)
+        self._unwritten = Unwritten(pool, device, settings.block_tokens, groups)
         self._loras = Loras(most_loras)
         self._misnamed = misnamed
         self._turns = turns = Turns(parts, device, loads, hints)
@@ -212,14 +216,8 @@ class SchedulerHalf:
             return
         self._turns.over(record)
         record.session = entry.session
-        found = record.found_blocks(self.settings.block_tokens)
-        own = min(found, entry.covered)
         now_s = self._clock()
-        turn_s = now_s if entry.turn_s is None else entry.turn_s
-        self._ledger.read(entry.blocks[:own], turn_s)
-        # What others brought, or a hint, is there too for one that never waited.
-        brought = self._ledger.read(entry.blocks[own:found], turn_s)
-        self.books.started(record, entry, brought, now_s)
+        self.books.started(record, entry, now_s)
         self._loads.leave(entry)
         self._hints.came(request, now_s)
 
@@ -237,9 +235,11 @@ class SchedulerHalf:
             self._catch_up()
             namespace = self._roster.namespace
             self._naming.name(namespace, record, request.num_computed_tokens)
+            self._naming.end(namespace, record)
             if record.hint is None and not left(request):
                 self.rates.answered(request.num_output_tokens)
-                self._lately.ended(self._naming.path(namespace, record), self._clock())
+                path, others = self._naming.left(namespace, record)
+                self._lately.ended(path, self._clock(), others)
         self._loras.ended(request, self._device.resets)
         self._hints.ended(record)
         entry = self._line.get(record.id)
@@ -260,7 +260,10 @@ class SchedulerHalf:
         self._lately.expire(now_s)
         handed_out = self._device.take_handed_out()
         settle = self._mail.saves_reading(handed_out)
-        self._unwritten.scheduled(step, handed_out, self._roster.preempted(step))
+        preempted = self._roster.preempted(step)
+        self._unwritten.scheduled(step, handed_out, preempted)
+        for record in preempted:
+            self._naming.end(self._roster.namespace, record)
         for record, tokens in self._roster.follow(step):
             self._naming.name(self._roster.namespace, record, tokens)
         lack, held = self._turns.lack_loads, self._near.under_way

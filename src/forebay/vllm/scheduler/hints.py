@@ -18,6 +18,7 @@ from forebay.cache.loads import Loads
 from forebay.core.requests import Hint
 from forebay.core.waiting import WaitingLine
 from forebay.vllm.adapter import VllmRequest
+from forebay.vllm.groups import Groups
 from forebay.vllm.scheduler.records import Record
 from forebay.vllm.scheduler.roster import Roster
 from forebay.vllm.scheduler.wishes import AskedHint
@@ -55,13 +56,14 @@ NO_HINTS = HintBounds(hints=0, blocks=0, expiry_s=0.0)
 
 @dataclass(slots=True)
 class OpenHint:
-    """A hint that was taken up, for the first `blocks` of the request in `record`; `answered`:
-    that was started.
+    """A hint that was taken up, for the first `blocks` of the request in `record`, of which a hit
+    needs `room` in all; `answered`: that was started.
     """
 
     record: Record
     hint: Hint
     blocks: int
+    room: int
     answered: bool = False
 
     def shares(self, hashes: list[bytes], blocks: int) -> bool:
@@ -80,11 +82,13 @@ class Hints:
         line: WaitingLine,
         roster: Roster,
         loads: Loads,
+        groups: Groups,
     ) -> None:
         self._bounds = bounds
         self._line = line
         self._roster = roster
         self._loads = loads
+        self._groups = groups
         self._open: dict[int, OpenHint] = {}
         self._blocks = 0
         self.outcomes = dict.fromkeys(HintOutcome, 0)
@@ -107,8 +111,9 @@ class Hints:
     ) -> Hint | str:
         hashes, bounds = record.request.block_hashes, self._bounds
         blocks = len(hashes)
+        room = blocks + self._groups.blocks_beside(blocks)
         renewed = [each for each in self._open.values() if each.shares(hashes, each.blocks)]
-        others = self._blocks - sum(each.blocks for each in renewed)
+        others = self._blocks - sum(each.room for each in renewed)
         why = ""
         if not looks_ahead:
             why = "the mode does not look ahead"
@@ -116,7 +121,7 @@ class Hints:
             why = "it is kept out of host memory, for its LoRA, its salt or its images"
         elif len(self._open) - len(renewed) >= bounds.hints:
             why = f"{bounds.hints} hints are open"
-        elif others + blocks > bounds.blocks:
+        elif others + room > bounds.blocks:
             why = f"hints may keep {bounds.blocks} blocks, and {others} are spoken for"
         if why:
             self.outcomes[HintOutcome.REFUSED] += 1
@@ -130,8 +135,8 @@ class Hints:
             # By itself it would compute what the later one loads.
             self._give_way(each, record.request, now_s)
             self._close(each, HintOutcome.RENEWED)
-        self._open[record.id] = OpenHint(record, hint, blocks)
-        self._blocks += blocks
+        self._open[record.id] = OpenHint(record, hint, blocks, room)
+        self._blocks += room
         return hint
 
     def waits(self, hint: int, now_s: float, *, lacks: bool) -> bool:
@@ -192,7 +197,7 @@ class Hints:
     def _close(self, found: OpenHint, outcome: HintOutcome) -> None:
         record = found.record
         del self._open[record.id]
-        self._blocks -= found.blocks
+        self._blocks -= found.room
         self.outcomes[outcome] += 1
         entry = self._line.get(record.id)
         if entry is not None:

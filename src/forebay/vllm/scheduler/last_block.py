@@ -24,6 +24,7 @@ class LastBlocks:
 
     def __init__(self, parts: Parts, pool: BlockPool, device: VllmDevicePool) -> None:
         self._block_tokens = parts.settings.block_tokens
+        self._line = parts.line
         self._store = parts.store
         self._switch = parts.switch
         self._flights = parts.flights
@@ -40,8 +41,14 @@ class LastBlocks:
         """
         size, count = self._block_tokens, record.request.num_tokens
         record.copied_from, record.copied_tokens = -1, 0
+        # A model of several groups takes a block for each, and none is copied.
         keeps_out = record.wishes.no_cache or not self._switch.policy.host_tier
-        if keeps_out or count % size or record.local_tokens != count - size:
+        if (
+            keeps_out
+            or not self._line.last_too
+            or count % size
+            or record.local_tokens != count - size
+        ):
             return 0
         store, last = self._store, entry.blocks[count // size - 1 :]
         if not len(last) or not store.resident(last)[0]:

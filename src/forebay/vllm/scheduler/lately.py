@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from forebay.core.arrays import Ids
+import numpy as np
+
+from forebay.core.arrays import EMPTY_IDS, Ids
 from forebay.core.rates import Average
 from forebay.vllm.scheduler.pool import VllmDevicePool
 
@@ -25,7 +27,8 @@ _MOST = 256
 
 @dataclass(slots=True)
 class _Ended:
-    path: Ids
+    blocks: Ids
+    size: int
     last: int
     until_s: float
     kept: bool
@@ -43,21 +46,23 @@ class Lately:
     def __len__(self) -> int:
         return len(self._ended)
 
-    def ended(self, path: Ids, now_s: float) -> None:
-        """A request ended whose blocks (root first) are `path`."""
+    def ended(self, path: Ids, now_s: float, beside: Ids = EMPTY_IDS) -> None:
+        """A request ended whose blocks (root first) are `path`; hits need those `beside` it too."""
         if not len(path):
             return
         while len(self._ended) >= _MOST:
             self._let_go(self._ended.popleft())
         kept = self._share_back.value >= _LEAST_SHARE
+        blocks = np.concatenate([path, beside]) if len(beside) else path
         if kept:
-            self._device.keep(path)
-        self._ended.append(_Ended(path, int(path[-1]), now_s + _MOMENT_S, kept))
+            self._device.keep(blocks)
+        ended = _Ended(blocks, len(path), int(path[-1]), now_s + _MOMENT_S, kept)
+        self._ended.append(ended)
 
     def came(self, path: Ids) -> None:
         """A request came that finds `path` (root first)."""
         for each in self._ended:
-            size = len(each.path)
+            size = each.size
             if not each.back and size <= len(path) and path.item(size - 1) == each.last:
                 each.back = True
 
@@ -74,4 +79,4 @@ class Lately:
     def _let_go(self, ended: _Ended) -> None:
         self._share_back.add(float(ended.back))
         if ended.kept:
-            self._device.keep_no_more(ended.path)
+            self._device.keep_no_more(ended.blocks)

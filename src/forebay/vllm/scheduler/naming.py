@@ -6,10 +6,12 @@ import numpy as np
 
 from forebay.cache.parts import Parts
 from forebay.cache.saves import Saves
-from forebay.core.arrays import Ids
+from forebay.core.arrays import EMPTY_IDS, Ids
 from forebay.core.device_pool import LeaseKind
 from forebay.errors import ProtocolError
 from forebay.vllm.adapter import BlockPool, hash_of, lora_of
+from forebay.vllm.groups import Groups
+from forebay.vllm.scheduler.beside import Beside
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record
 from forebay.vllm.seen.events import HostEvents
@@ -18,7 +20,7 @@ from forebay.vllm.seen.events import HostEvents
 class Naming:
     """Puts blocks of `pool` into `store`, of `block_tokens` tokens each.
 
-    `events`, if anybody wants them, are told what is in each.
+    `events`, if anybody wants them, are told what is in each. `groups` are those of the model.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Naming:
         device: VllmDevicePool,
         saves: Saves,
         events: HostEvents | None,
+        groups: Groups,
     ) -> None:
         self._block_tokens = parts.settings.block_tokens
         self._switch = parts.switch
@@ -37,6 +40,9 @@ class Naming:
         self._device = device
         self._saves = saves
         self._events = events
+        self._beside: Beside | None = None
+        if groups.beside:
+            self._beside = Beside(groups, parts, pool, device, saves, events)
         # The slots of blocks that a request had found where they are known to be, in two forms.
         self._found: tuple[bytes, list[int]] = (b"", [])
 
@@ -46,7 +52,7 @@ class Naming:
         """
         hashes = record.request.block_hashes
         whole = min(tokens // self._block_tokens, len(hashes), len(record.table))
-        if whole <= record.named or record.wishes.no_save or not self._switch.policy.host_tier:
+        if whole <= record.named or not self._saves_of(record):
             return
         # vLLM names a block when it knows all its tokens, at times a step after it was filled.
         blocks = self._pool.blocks
@@ -57,10 +63,32 @@ class Naming:
         keys = record.keys()
         match = self._store.match(namespace, keys, record.session)
         found, record.session = match.ids[:whole], match.session
+        if self._beside is not None and not record.named:
+            self._beside.began(record, len(match.ids))
         self._turn_up(record, found)
         if len(found) < whole:
             self._add(namespace, record, keys, found, whole)
         record.named = whole
+        if self._beside is not None and record.ends and record.ends[-1] <= whole:
+            self._beside.passed(namespace, record, self.path(namespace, record))
+
+    def end(self, namespace: bytes, record: Record) -> None:
+        """A request ends here, or is preempted: later ones may be found to begin like it."""
+        if self._beside is not None and record.named and self._saves_of(record):
+            self._beside.ended(namespace, record, self.path(namespace, record))
+
+    def _saves_of(self, record: Record) -> bool:
+        return not record.wishes.no_save and self._switch.policy.host_tier
+
+    def left(self, namespace: bytes, record: Record) -> tuple[Ids, Ids]:
+        """The blocks of a request that ended which a hit finds: those of its path, root first, and
+        others that it needs.
+        """
+        path = self.path(namespace, record)
+        if self._beside is None:
+            return path, EMPTY_IDS
+        length, others = self._beside.reach(path)
+        return path[:length], others
 
     def path(self, namespace: bytes, record: Record) -> Ids:
         """The blocks of a request's table that are in the directory, root first."""

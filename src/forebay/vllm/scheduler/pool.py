@@ -26,12 +26,11 @@ from forebay.vllm.adapter import (
     Block,
     BlockPool,
     VllmRequest,
-    cache_run,
-    cached_blocks,
-    lora_name,
     uncache,
 )
+from forebay.vllm.groups import ONE_GROUP, Groups
 from forebay.vllm.handed_out import HandedOut
+from forebay.vllm.scheduler.contents import Contents
 
 _LOOKED = 2
 """Where a load may take what is wanted, so many times its blocks are looked at for what is not."""
@@ -53,23 +52,23 @@ class VllmDevicePool:
         block_tokens: int,
         kept_free: int,
         frees_idle: bool,
+        groups: Groups = ONE_GROUP,
     ) -> None:
         self._pool = pool
-        self._block_tokens = block_tokens
         self._kept_free = kept_free
         self._frees_idle = frees_idle
         self._watch = HandedOut.watch(pool)
         self._queue = FreeQueue(pool.free_block_queue, pool.blocks)
         self._books = SlotBooks(max_blocks, pool.num_gpu_blocks)
         self._stamp = NumberColumn(max_blocks)
-        self._content: dict[int, bytes] = {}
+        self._contents = Contents(pool, max_blocks, block_tokens, len(groups), groups.path)
         self._twins = FlagColumn(max_blocks)
-        self._offered: tuple[Ids, Sequence[bytes]] = (EMPTY_IDS, ())
-        # Whose prompt a load is for, and the loads that vLLM finds already, by their first block.
-        self._loaded_for: dict[int, VllmRequest] = {}
+        self.groups = len(groups)
+        """From so many groups of layers vLLM asks for blocks."""
+        self._path = groups.path
+        self._offered: tuple[Ids, Sequence[bytes], int] = (EMPTY_IDS, (), groups.path)
+        # The loads that vLLM finds already, by their first block.
         self._found_ahead: set[int] = set()
-        # What loads brought for LoRAs, by block, and perhaps what is there instead by now.
-        self._brought_for: dict[int, str] = {}
         self.resets = 0
         """How often vLLM's cache was reset, as far as is known."""
         self._lost: Ids = EMPTY_IDS
@@ -80,9 +79,11 @@ class VllmDevicePool:
 
     # -- with vLLM's pool ------------------------------------------------------------------------
 
-    def offer(self, slots: Ids, contents: Sequence[bytes]) -> None:
-        """The next `allocate` but one for a load is for these slots, which vLLM filled."""
-        self._offered = (slots, contents)
+    def offer(self, slots: Ids, contents: Sequence[bytes], group: int | None = None) -> None:
+        """The next `allocate` but one for a load is for these slots, which vLLM filled, in the
+        group of this number, or in that of the path.
+        """
+        self._offered = (slots, contents, self._path if group is None else group)
 
     def note_twins(self, blocks: Ids) -> None:
         """vLLM has the content of `blocks` in other slots too, or had it."""
@@ -90,16 +91,12 @@ class VllmDevicePool:
 
     def disown_loads(self) -> None:
         """What is being loaded is not to be found by anybody."""
-        self._loaded_for.clear()
+        self._contents.disown_loads()
 
     def disown(self, lora: str) -> None:
         """What was or is being loaded for the LoRA of this name is not to be found by anybody."""
-        kept = {at: each for at, each in self._loaded_for.items() if lora_name(each) != lora}
-        self._loaded_for = kept
-        brought = [block for block, name in self._brought_for.items() if name == lora]
-        for block in brought:
-            del self._brought_for[block]
-            self._found_ahead.discard(block)
+        brought = self._contents.disown_lora(lora)
+        self._found_ahead.difference_update(brought)
         blocks = np.array(brought, np.int32)
         blocks = blocks[self.slot_of(blocks) >= 0]
         uncache(self._pool, self.slot_of(blocks).tolist())
@@ -109,7 +106,7 @@ class VllmDevicePool:
 
     def loads_for(self, request: VllmRequest, blocks: Ids) -> None:
         """One load brings `blocks`, of the prompt of `request`: so vLLM will find them."""
-        self._loaded_for[int(blocks[0])] = request
+        self._contents.loads_for(request, blocks)
 
     def find_ahead(self, blocks: Ids) -> bool:
         """vLLM finds what a load brings, all of it, before it has: no step may be launched then
@@ -178,7 +175,7 @@ class VllmDevicePool:
 
     def content_of(self, block: int) -> bytes:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""
-        return self._content[block]
+        return self._contents.hash_of(block)
 
     # -- room ------------------------------------------------------------------------------------
 
@@ -214,15 +211,15 @@ class VllmDevicePool:
     def allocate(self, blocks: Ids, state: SlotState, *, protected: bool) -> Ids | None:
         if state is SlotState.LOADING:
             return self._allocate_for_load(blocks, protected)
-        slots, contents = self._offered
-        self._offered = (EMPTY_IDS, ())
+        slots, contents, group = self._offered
+        self._offered = (EMPTY_IDS, (), self._path)
         if len(slots) != len(blocks):
             raise ProtocolError(f"{len(blocks)} blocks need slots, {len(slots)} are offered")
         ousted = self._books.blocks_in(slots)
         if len(ousted):
             ousted = ousted[~self._books.busy(ousted)]
             self._books.leave(ousted)
-        self._content.update(zip(blocks.tolist(), contents, strict=True))
+        self._contents.note(blocks, contents, group)
         self._books.settle_in(blocks, slots, state)
         return ousted
 
@@ -345,39 +342,11 @@ class VllmDevicePool:
 
     def _name(self, blocks: Ids) -> bool:
         """Let vLLM find `blocks`, if somebody can say of which prompt they are."""
-        request = self._loaded_for.pop(int(blocks[0]), None)
-        runs = None if request is None else self._runs(request.block_hashes, blocks)
-        if request is None or runs is None:
-            return False
-        lora = lora_name(request)
-        if lora is not None:
-            self._brought_for.update(dict.fromkeys(blocks.tolist(), lora))
-        slots = self._vllm_blocks(blocks)
-        for place, first, last in runs:
-            cache_run(self._pool, request, place, slots[first:last], self._block_tokens)
-        return True
-
-    def _runs(self, hashes: list[bytes], blocks: Ids) -> list[tuple[int, int, int]] | None:
-        """The runs of `blocks` that follow one another in the prompt of these `hashes`: the place
-        of the first there, and where the run begins and ends in `blocks`.
-        """
-        contents = list(map(self._content.__getitem__, blocks.tolist()))
-        runs: list[tuple[int, int, int]] = []
-        first = place = 0
-        while first < len(contents):
-            try:
-                place = hashes.index(contents[first], place)
-            except ValueError:
-                return None
-            length = _alike(hashes[place : place + len(contents) - first], contents[first:])
-            runs.append((place, first, first + length))
-            place, first = place + length, first + length
-        return runs
+        return self._contents.name(blocks, self._vllm_blocks(blocks))
 
     def _disown(self, blocks: Ids) -> None:
-        for block in blocks.tolist():
-            self._loaded_for.pop(block, None)
-            self._found_ahead.discard(block)
+        self._contents.disown(blocks)
+        self._found_ahead.difference_update(blocks.tolist())
 
     def _vllm_blocks(self, blocks: Ids) -> list[Block]:
         return self._queue.with_ids(self._books.slot_of(blocks))
@@ -389,10 +358,9 @@ class VllmDevicePool:
             self._books.leave(blocks)
             return blocks
         places: list[int] = np.flatnonzero(twins).tolist()
-        contents = (self._content[int(blocks[place])] for place in places)
         elsewhere = [
             place
-            for place, twin in zip(places, cached_blocks(self._pool, contents), strict=True)
+            for place, twin in zip(places, self._contents.twins(blocks[places]), strict=True)
             if twin is not None and self._books.relocate(int(blocks[place]), twin.block_id)
         ]
         found = blocks[elsewhere]
@@ -407,12 +375,3 @@ class VllmDevicePool:
 def _both(some: Ids, others: Ids) -> Ids:
     """`some` and those of `others`, each once, that are none of them."""
     return np.concatenate([some, others[~np.isin(others, some)]]) if len(some) else others
-
-
-def _alike(some: Sequence[bytes], others: Sequence[bytes]) -> int:
-    """How many of both, from the first, are the same."""
-    if some == others:
-        return len(some)
-    pairs = enumerate(zip(some, others, strict=False))
-    differ = (place for place, (one, other) in pairs if one != other)
-    return next(differ, min(len(some), len(others)))

@@ -58,6 +58,8 @@ class Record:
     """Its tokens up to the last one that some step computes, of those that were known then."""
     named: int = 0
     """Blocks of its table, from the first, that are in the directory."""
+    ends: list[int] = field(default_factory=list[int])
+    """Where its path is to become an end, last first: blocks up to there."""
     session: Session | None = None
     _keys: bytes = b""
 

@@ -25,6 +25,7 @@ class Turns:
     """The waiting requests that vLLM asked about and was told to ask about again."""
 
     def __init__(self, parts: Parts, device: VllmDevicePool, loads: Loads, hints: Hints) -> None:
+        self._block_tokens = parts.settings.block_tokens
         self._store = parts.store
         self._line = parts.line
         self._flights = parts.flights
@@ -73,7 +74,9 @@ class Turns:
         return entry is None or not self.lacks(entry, now_s)
 
     def _asks_again(self, record: Record, entry: Waiting, now_s: float) -> bool:
-        if not self.lacks(entry, now_s) and not self._loses(record, entry, now_s):
+        if self._gains_nothing(record, entry) or not (
+            self.lacks(entry, now_s) or self._loses(record, entry, now_s)
+        ):
             record.turn = Turn.READY
             return False
         self._asked[record.id] = record
@@ -83,6 +86,15 @@ class Turns:
         if record.asked_s is None:
             record.asked_s = now_s
         return True
+
+    def _gains_nothing(self, record: Record, entry: Waiting) -> bool:
+        """Whether vLLM found as much as loads could bring, where that needs blocks beside its path:
+        vLLM may find a hit to end where nobody here knows of an end.
+        """
+        if not entry.beside:
+            return False
+        self._line.refresh(entry)
+        return record.local_tokens >= entry.length * self._block_tokens
 
     def lacks(self, entry: Waiting, now_s: float) -> bool:
         """Whether something that `entry` can read is on its way, or worth a load."""

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from forebay.core.arrays import Ids
-from forebay.vllm.adapter import BlockPool, Step, hash_of, uncache
+from forebay.vllm.adapter import BlockPool, Step, cached_blocks, hash_of, uncache
+from forebay.vllm.groups import Groups
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record
 
@@ -21,10 +22,13 @@ from forebay.vllm.scheduler.records import Record
 class Unwritten:
     """Looks for them in `pool`, of which `device` knows what is in some of its blocks."""
 
-    def __init__(self, pool: BlockPool, device: VllmDevicePool, block_tokens: int) -> None:
+    def __init__(
+        self, pool: BlockPool, device: VllmDevicePool, block_tokens: int, groups: Groups
+    ) -> None:
         self._pool = pool
         self._device = device
         self._block_tokens = block_tokens
+        self._groups = groups
 
     def scheduled(self, step: Step, handed_out: Ids, preempted: Sequence[Record]) -> None:
         """`step` is complete, since the last one these slots were `handed_out`, and these requests
@@ -32,7 +36,7 @@ class Unwritten:
         """
         if not preempted:
             return
-        filled = {slot for part in step.scheduled for slot in part.blocks}
+        filled = {slot for part in step.scheduled for slot in part.blocks} | step.beside
         handed = set(handed_out.tolist())
         slots = handed - filled - self._device.known(handed_out)
         begun = {slot for record in preempted for slot in self._begun(record)} - handed
@@ -43,6 +47,12 @@ class Unwritten:
         """The block of which earlier steps fill a part, if vLLM named it as whole; and those of
         drafts behind it, which may turn out right.
         """
-        place = record.computed // self._block_tokens
-        begun = zip(record.table[place:], record.request.block_hashes[place:], strict=False)
-        return [slot for slot, name in begun if hash_of(self._pool.blocks[slot]) == name]
+        place, hashes = record.computed // self._block_tokens, record.request.block_hashes
+        begun = zip(record.table[place:], hashes[place:], strict=False)
+        slots = [slot for slot, name in begun if hash_of(self._pool.blocks[slot]) == name]
+        if slots:
+            # Of other groups no table is known: where somebody else has the same that is lost too.
+            for group in self._groups.beside:
+                found = cached_blocks(self._pool, hashes[place:], group.number)
+                slots += [block.block_id for block in found if block is not None]
+        return slots
