@@ -189,11 +189,15 @@ def test_kinds_are_called_as_vllm_calls_them_in_events(spec: Any):
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [({"stages": 2}, "pipeline parallelism"), ({"drafts": True}, "speculative decoding")],
+    [
+        ({"stages": 2}, "with pipeline parallelism"),
+        ({"drafts": True}, "with speculative decoding"),
+        ({"on_gpu": True}, "on a GPU"),
+    ],
 )
 def test_several_groups_are_refused_with(asked: dict[str, Any], said: str):
     check_cache(cache_of(FULL), **asked)
-    with pytest.raises(SettingsError, match=f"2 KV-cache groups with {said}"):
+    with pytest.raises(SettingsError, match=f"2 KV-cache groups {said}"):
         check_cache(cache_of(FULL, WINDOW), **asked)
 
 
