@@ -394,6 +394,7 @@ def test_nobody_finds_what_a_request_was_to_fill_that_is_preempted_out_of_its_st
         watched.check_books()
         if not engine._scheduled:
             watched.check_device()
+    engine.run()
     assert low.ended == high.ended == "finished"
     assert engine.preempted > 0 or lag
     assert not wrong_answers(engine)
