@@ -317,3 +317,31 @@ def test_nobody_finds_what_a_request_was_to_fill_that_is_preempted_out_of_its_st
     assert engine.preempted > 0
     assert not wrong_answers(engine)
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "length", "delay"),
+    [(41, 13, 3), (42, 14, 4), (42, 13, 3), (45, 13, 4), (46, 13, 4)],
+)
+def test_nobody_finds_what_was_to_be_filled_where_another_has_the_same(
+    groups: MakeEngine, blocks: int, length: int, delay: int
+):
+    """Two compute one prompt, and one of them is preempted out of its step."""
+    engine = groups(
+        windows=(0, 40), blocks=blocks, step_tokens=200, policy="priority", most_running=4
+    )
+    watched = Watched(engine)
+    engine.scheduler.scheduler_config.long_prefill_token_threshold = 27
+    asked = [engine.ask(prompt_of(1, 250), 4, priority=5)]
+    asked.append(engine.ask(prompt_of(1, 250), 4, priority=6, reads=False))
+    for _ in range(delay):
+        engine.step()
+    asked.append(engine.ask(prompt_of(2, length), 6, priority=0))
+    while not all(each.ended for each in asked):
+        engine.step()
+        watched.check_books()
+        watched.check_device()
+        watched.check_host()
+    engine.run()
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)

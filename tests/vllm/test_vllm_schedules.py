@@ -399,3 +399,23 @@ def test_nobody_finds_what_a_request_was_to_fill_that_is_preempted_out_of_its_st
     assert engine.preempted > 0 or lag
     assert not wrong_answers(engine)
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_nobody_finds_what_was_to_be_filled_where_a_save_goes_on(toy: MakeEngine, delay: int):
+    """vLLM hands out a slot whose block is being saved, and preempts the one that has it now."""
+    engine = toy(blocks=18, step_tokens=80, policy="priority", copy_bytes_per_s=3000.0)
+    watched = Watched(engine)
+    engine.scheduler.scheduler_config.long_prefill_token_threshold = 64
+    engine.ask(prompt_of(9, 60), 2, priority=0)
+    engine.step()
+    engine.ask(prompt_of(1, 250), 4, priority=5)
+    for _ in range(delay):
+        engine.step()
+    engine.ask(prompt_of(2, 15), 6, priority=0)
+    for _ in range(40):
+        engine.step()
+        watched.check_device()
+    engine.run()
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)

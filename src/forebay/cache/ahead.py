@@ -94,7 +94,7 @@ class LookAhead:
         if not lacking:
             return []
         tokens = self._settings.block_tokens
-        queue = [entry.request.tokens - len(entry.blocks) * tokens for entry, _ in waiting]
+        queue = [entry.request.tokens - entry.length * tokens for entry, _ in waiting]
         starts = expected_starts(now_s, list(running), queue, free_run_slots, self._rates)
         wanted = [
             _as_wanted(entry, start_s, worth)

@@ -69,7 +69,8 @@ class Loads:
             return 0
         if not self._switch.policy.host_tier or not self.link.may_load(now_s):
             return 0
-        gained = entry.to_load + entry.behind + entry.loaded
+        # Beside its path a few blocks may decide on all of it.
+        gained = entry.length if entry.beside else entry.to_load + entry.behind + entry.loaded
         tokens = gained * self._settings.block_tokens
         return entry.to_load if tokens >= self._settings.min_load_tokens else 0
 

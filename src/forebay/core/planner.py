@@ -93,8 +93,7 @@ def expected_starts(
 ) -> list[float]:
     """When each of `queue` starts: it needs a run slot, and the prefill ahead of it done.
 
-    `queue` has the prompt tokens that each waiting request will have to compute, in order; one that
-    needs blocks beside its path may seem to have less than none left.
+    `queue` has the prompt tokens that each waiting request will have to compute, in order.
     Run slots come free as running requests end; a request started from the queue is assumed to give
     its slot back after an average answer. A low estimate is the safe side: the load comes earlier.
     """
@@ -112,7 +111,7 @@ def expected_starts(
         slot_s = heapq.heappop(slots) if slots else now_s
         start_s = slot_s if slot_s > compute_free_s else compute_free_s
         starts.append(start_s)
-        compute_free_s = start_s + tokens * token_s if tokens > 0 else start_s
+        compute_free_s = start_s + tokens * token_s
         heapq.heappush(slots, compute_free_s + answer_s)
     return starts
 

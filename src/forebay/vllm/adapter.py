@@ -7,7 +7,7 @@ versions in `TRIED`; the fields used are the same in all of them except where no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -303,6 +303,13 @@ def cached_blocks(pool: BlockPool, contents: Iterable[bytes], group: int) -> lis
     """For each of `contents` a block of `pool` that holds it, of this group."""
     find, key = pool.cached_block_hash_to_block.get_one_block, group.to_bytes(_GROUP_BYTES, "big")
     return [find(content + key) for content in contents]
+
+
+def named(pool: BlockPool, contents: Collection[bytes], groups: Iterable[int]) -> set[int]:
+    """All blocks of `pool` that are found as one of `contents` in one of `groups`."""
+    keys = [group.to_bytes(_GROUP_BYTES, "big") for group in groups]
+    names = {content + key for content in contents for key in keys}
+    return {block.block_id for block in pool.blocks if block.block_hash in names}
 
 
 def cache_run(

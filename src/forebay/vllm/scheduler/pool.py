@@ -149,8 +149,12 @@ class VllmDevicePool:
         return handed[0] if len(handed) == 1 else np.concatenate([EMPTY_IDS, *handed])
 
     def known(self, slots: Ids) -> set[int]:
-        """Those of `slots` that have a block of ours."""
-        return set(self.slot_of(self._books.blocks_in(slots)).tolist())
+        """Those of `slots` that have a block of ours. Not one that vLLM took while its block is
+        being saved: it may have made something else of that.
+        """
+        blocks = self._books.blocks_in(slots)
+        taken = np.isin(blocks, self._lost)
+        return set(self.slot_of(blocks[~taken]).tolist())
 
     def guard(self, count: int) -> None:
         """Of the next `count` that vLLM would hand out, take back what is leased, and, where there

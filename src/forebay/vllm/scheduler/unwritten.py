@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forebay.core.arrays import Ids
-from forebay.vllm.adapter import BlockPool, Step, cached_blocks, hash_of, uncache
+from forebay.vllm.adapter import BlockPool, Step, hash_of, named, uncache
 from forebay.vllm.groups import Groups
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.records import Record
@@ -40,6 +40,7 @@ class Unwritten:
         handed = set(handed_out.tolist())
         slots = handed - filled - self._device.known(handed_out)
         begun = {slot for record in preempted for slot in self._begun(record)} - handed
+        begun |= self._begun_beside(preempted) - handed - filled
         slots |= begun - self._device.known(np.array(list(begun), np.int32))
         uncache(self._pool, slots)
 
@@ -49,10 +50,19 @@ class Unwritten:
         """
         place, hashes = record.computed // self._block_tokens, record.request.block_hashes
         begun = zip(record.table[place:], hashes[place:], strict=False)
-        slots = [slot for slot, name in begun if hash_of(self._pool.blocks[slot]) == name]
-        if slots:
-            # Of other groups no table is known: where somebody else has the same that is lost too.
-            for group in self._groups.beside:
-                found = cached_blocks(self._pool, hashes[place:], group.number)
-                slots += [block.block_id for block in found if block is not None]
-        return slots
+        return [slot for slot, name in begun if hash_of(self._pool.blocks[slot]) == name]
+
+    def _begun_beside(self, preempted: Sequence[Record]) -> set[int]:
+        """Those of other groups, of which no table is known: all blocks that have such a name. What
+        somebody else has of it is lost too, be it right or not.
+        """
+        groups = [group.number for group in self._groups.beside]
+        if not groups:
+            return set()
+        size = self._block_tokens
+        contents = {
+            content
+            for record in preempted
+            for content in record.request.block_hashes[record.computed // size :]
+        }
+        return named(self._pool, contents, groups) if contents else set()
