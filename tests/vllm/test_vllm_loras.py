@@ -151,7 +151,7 @@ def test_what_was_brought_for_one_that_is_replaced_is_let_go(toy: MakeEngine):
     assert refused.told == {
         "forebay": {
             "hint": {
-                "refused": "it is kept out of host memory, for its LoRA, its salt or its images"
+                "refused": "it is kept out of host memory, for its LoRA, salt, images or session"
             }
         }
     }

@@ -128,8 +128,8 @@ class Step:
     tokens: int
     drafts: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many of its tokens are guesses, by request."""
-    beside: frozenset[int] = frozenset()
-    """New blocks of its requests in other groups, if the step preempts some."""
+    given: frozenset[int] = frozenset()
+    """If it preempts some: all blocks, of any group, that it gave its requests."""
 
 
 def read_step(output: Any, group: int) -> Step:
@@ -154,10 +154,15 @@ def read_step(output: Any, group: int) -> Step:
     preempted = frozenset(output.preempted_req_ids or ())
     guesses: dict[str, list[int]] = output.scheduled_spec_decode_tokens
     drafts = {name: len(each) for name, each in guesses.items()}
-    new = [new.block_ids for new in output.scheduled_new_reqs] if preempted else []
-    new += [blocks for blocks in cached.new_block_ids if preempted and blocks is not None]
-    beside = frozenset(block for groups in new for blocks in groups for block in blocks)
-    return Step(tuple(scheduled), preempted, output.total_num_scheduled_tokens, drafts, beside)
+    given = _given(output) if preempted else frozenset[int]()
+    return Step(tuple(scheduled), preempted, output.total_num_scheduled_tokens, drafts, given)
+
+
+def _given(output: Any) -> frozenset[int]:
+    """The blocks of all groups that a step gives its requests."""
+    new = [new.block_ids for new in output.scheduled_new_reqs]
+    new += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
+    return frozenset(block for groups in new for blocks in groups for block in blocks)
 
 
 @dataclass(frozen=True, slots=True)

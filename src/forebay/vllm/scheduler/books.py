@@ -101,7 +101,11 @@ class Books:
         """
         if step.tokens:
             drafts = step.drafts
-            decode = sum(each.tokens == 1 + drafts.get(each.request, 0) for each in step.scheduled)
+            if drafts:
+                alone = [each.tokens - drafts.get(each.request, 0) for each in step.scheduled]
+            else:
+                alone = [each.tokens for each in step.scheduled]
+            decode = alone.count(1)
             prefill = step.tokens - sum(drafts.values()) - decode
             self._under_way[number] = (prefill, decode, now_s, not held)
         self.tally.step(now_s, computes=step.tokens > 0, loads_lack=loads_lack)

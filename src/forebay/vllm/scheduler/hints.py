@@ -118,7 +118,7 @@ class Hints:
         if not looks_ahead:
             why = "the mode does not look ahead"
         elif record.wishes.no_cache:
-            why = "it is kept out of host memory, for its LoRA, its salt or its images"
+            why = "it is kept out of host memory, for its LoRA, salt, images or session"
         elif len(self._open) - len(renewed) >= bounds.hints:
             why = f"{bounds.hints} hints are open"
         elif others + room > bounds.blocks:

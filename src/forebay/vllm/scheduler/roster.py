@@ -32,6 +32,7 @@ class Roster:
         self._running: dict[int, Record] = {}
         self._last_id = 0
         self._resets = 0
+        self._guesses = False
 
     @property
     def namespace(self) -> bytes:
@@ -87,6 +88,7 @@ class Roster:
             if self._running.pop(record.id, None) is not None:
                 record.waits_again()
                 self.wait(record)
+        self._guesses = guesses = self._guesses or bool(step.drafts)
         filled: list[tuple[Record, int]] = []
         for part in step.scheduled:
             record = self._here.get(part.request)
@@ -96,8 +98,8 @@ class Roster:
                 record.scheduled(part)
                 self._running[record.id] = record
             end = part.start + part.tokens
-            # Behind what is known are guesses, or what comes of them.
-            record.computed = min(end, record.request.num_tokens)
+            # Where there are guesses, or were, they and what comes of them are behind what is known.
+            record.computed = min(end, record.request.num_tokens) if guesses else end
             if end >= (record.named + 1) * self._block_tokens:
                 filled.append((record, end))
         return filled

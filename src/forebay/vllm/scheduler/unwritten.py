@@ -36,11 +36,10 @@ class Unwritten:
         """
         if not preempted:
             return
-        filled = {slot for part in step.scheduled for slot in part.blocks} | step.beside
         handed = set(handed_out.tolist())
-        slots = handed - filled - self._device.known(handed_out)
+        slots = handed - step.given - self._device.known(handed_out)
         begun = {slot for record in preempted for slot in self._begun(record)} - handed
-        begun |= self._begun_beside(preempted) - handed - filled
+        begun |= self._begun_beside(preempted) - handed - step.given
         slots |= begun - self._device.known(np.array(list(begun), np.int32))
         uncache(self._pool, slots)
 
