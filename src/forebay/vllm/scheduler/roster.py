@@ -98,7 +98,7 @@ class Roster:
                 record.scheduled(part)
                 self._running[record.id] = record
             end = part.start + part.tokens
-            # Where there are guesses, or were, they and what comes of them are behind what is known.
+            # Guesses, and what comes of them, are behind what is known.
             record.computed = min(end, record.request.num_tokens) if guesses else end
             if end >= (record.named + 1) * self._block_tokens:
                 filled.append((record, end))
