@@ -295,6 +295,22 @@ def test_random_lives_of_an_engine_that_is_idle_at_times(
     assert_nothing_left(engine)
 
 
+def test_a_few_blocks_of_a_window_are_worth_a_load_that_all_of_the_path_hangs_on(
+    groups: MakeEngine,
+):
+    """Three blocks are fewer than `min_load_tokens`, and without them nothing is found."""
+    engine = groups(windows=(0, 40), blocks=100)
+    engine.ask(prompt_of(1, 400), 1)
+    engine.run()
+    cached = [block for block in engine.pool.blocks if block.block_hash is not None]
+    engine.pool.evict_blocks({block.block_id for block in cached if block.block_hash[-1] == 1})
+    engine.ask([*prompt_of(1, 400), 1], 1)
+    engine.run()
+    assert engine.half.stats().loaded_bytes == 3 * BLOCK_BYTES
+    assert not wrong_answers(engine)
+    assert_nothing_left(engine)
+
+
 @pytest.mark.parametrize("windows", [TWO, (40, 0)])
 @pytest.mark.parametrize("filled", ["in whole", "begun"])
 def test_nobody_finds_what_a_request_was_to_fill_that_is_preempted_out_of_its_step(
