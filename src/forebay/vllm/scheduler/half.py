@@ -264,7 +264,7 @@ class SchedulerHalf:
         self._unwritten.scheduled(step, handed_out, preempted)
         for record in preempted:
             self._naming.end(self._roster.namespace, record)
-        for record, tokens in self._roster.follow(step):
+        for record, tokens in self._roster.follow(step, preempted):
             self._naming.name(self._roster.namespace, record, tokens)
         lack, held = self._turns.lack_loads, self._near.under_way
         self.books.scheduled(number, step, now_s, loads_lack=lack, held=held)

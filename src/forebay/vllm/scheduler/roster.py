@@ -6,7 +6,7 @@ may be longer than vLLM has the request that gave it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from forebay.core.waiting import WaitingLine
 from forebay.vllm.adapter import Step, VllmRequest
@@ -80,11 +80,12 @@ class Roster:
         names = step.preempted.difference(part.request for part in step.scheduled)
         return [self._here[name] for name in names if name in self._here]
 
-    def follow(self, step: Step) -> list[tuple[Record, int]]:
-        """Take note of who runs and waits now. Returns those of which `step` fills blocks, and how
-        many of its tokens each has computed then.
+    def follow(self, step: Step, preempted: Sequence[Record]) -> list[tuple[Record, int]]:
+        """Take note of who runs and waits now, behind a step by which these are `preempted`.
+        Returns those of which `step` fills blocks, and how many of its tokens each has computed
+        then.
         """
-        for record in self.preempted(step):
+        for record in preempted:
             if self._running.pop(record.id, None) is not None:
                 record.waits_again()
                 self.wait(record)
