@@ -230,8 +230,8 @@ def test_nobody_finds_a_block_that_ends_with_a_wrong_draft(
     if rule == "broken":
         follow = Roster.follow
 
-        def drafts_too(self: Roster, step: Step) -> Any:
-            filled = follow(self, step)
+        def drafts_too(self: Roster, step: Step, preempted: Any) -> Any:
+            filled = follow(self, step, preempted)
             for part in step.scheduled:
                 self._here[part.request].computed = part.start + part.tokens
             return filled
