@@ -24,7 +24,9 @@ from forebay.engine.settings import EngineSettings
 from forebay.machine.memory import read_memory
 from forebay.machine.tree import Tree
 from forebay.measure.decode import llama_8b
-from forebay.timeline import Timeline
+from forebay.timeline.picture import draw
+from forebay.timeline.record import Timeline
+from forebay.timeline.trace import write_trace
 
 GIB = 1 << 30
 USERS, CONTEXT_TOKENS, QUESTION_TOKENS = 8, 4096, 32
@@ -97,8 +99,9 @@ def main() -> int:
     for mode in options.modes:
         timeline = played(model, mode)
         at = options.out / f"device-timeline-{mode.value}"
-        timeline.to_chrome_trace(at.with_suffix(".json"))
-        timeline.to_png(
+        write_trace(timeline, at.with_suffix(".json"))
+        draw(
+            timeline,
             at.with_suffix(".png"),
             timeline.busiest(options.window_s),
             title=TITLES.get(mode, "Steps, loads and waits"),

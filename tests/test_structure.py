@@ -24,7 +24,7 @@ FRAMEWORKS = (
     "vllm",
 )
 USERS = {"engine", "server", "replay", "vllm", "cli", "demo", "measure", "bench", "tune"}
-PICTURE = "timeline_picture.py"
+PICTURE = Path("timeline") / "picture.py"
 LONGEST_FILE = 420
 
 
@@ -32,7 +32,7 @@ def light_modules():
     """Every module but those of the packages that use the core, and the one that draws."""
     for file in sorted(SOURCE.rglob("*.py")):
         inside = file.relative_to(SOURCE)
-        if inside.parts[0] not in USERS and inside.name != PICTURE:
+        if inside.parts[0] not in USERS and inside != PICTURE:
             words = ["forebay", *inside.with_suffix("").parts]
             yield ".".join(words[:-1] if words[-1] == "__init__" else words)
 

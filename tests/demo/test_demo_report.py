@@ -15,7 +15,7 @@ from forebay.demo.client import Answer
 from forebay.demo.report import judge, table, write_timelines
 from forebay.demo.run import ModeResult
 from forebay.demo.workload import Turn
-from forebay.timeline import Timeline
+from forebay.timeline.record import Timeline
 
 FIRST = Turn(0, 0)
 

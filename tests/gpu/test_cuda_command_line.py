@@ -21,7 +21,7 @@ from forebay.engine.engine import Engine
 from forebay.engine.models import load_model
 from forebay.engine.settings import EngineSettings
 from forebay.errors import SettingsError
-from forebay.timeline import Kind, Timeline
+from forebay.timeline.record import Kind, Timeline
 from forebay.transfer.pinned import cuda_devices
 from forebay.tune.run import TuneSettings, tune
 from forebay.tune.steps import StepSizes

@@ -17,7 +17,7 @@ from forebay.engine.models import adopt_model
 from forebay.engine.sampler import SamplingParams
 from forebay.engine.settings import EngineSettings
 from forebay.engine.tracing import DeviceTrace
-from forebay.timeline import Kind, Timeline
+from forebay.timeline.record import Kind, Timeline
 
 
 def test_an_event_is_told_on_the_clock_of_the_host():

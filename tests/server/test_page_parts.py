@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forebay.engine import recent
-from forebay.engine.recent import Both, Mark, Recent, timeline_of
 from forebay.engine.view import Doing, RequestView
 from forebay.server.lanes import TENTHS, Lanes
 from forebay.server.live_wire import request_wire
-from forebay.timeline import Kind, Timeline
+from forebay.timeline import recent
+from forebay.timeline.recent import Both, Mark, Recent, timeline_of
+from forebay.timeline.record import Kind, Timeline
 from forebay.transfer.messages import WINDOW_DTYPE, Direction, TransferClass
 
 START_S = 5000.0

@@ -18,7 +18,8 @@ from forebay.core.modes import Mode, policy_of
 from forebay.demo.client import Answer
 from forebay.demo.run import ModeResult
 from forebay.demo.workload import Turn
-from forebay.timeline import Kind, Timeline
+from forebay.timeline.record import Kind, Timeline
+from forebay.timeline.trace import write_trace
 
 NEAR_TIE = 1e-3
 """Two logits nearer than this may change places when float32 sums are taken in another order."""
@@ -234,6 +235,8 @@ def write_timelines(results: Sequence[ModeResult], out: Path, window_s: float) -
     The picture of look-ahead is timeline.png, others have the mode in their name. A picture shows
     the `window_s` in which the most was loaded under decode steps.
     """
+    from forebay.timeline.picture import draw  # noqa: PLC0415 (matplotlib is slow to import)
+
     lines: list[str] = []
     for result in results:
         if not result.stats.loaded_bytes:
@@ -243,8 +246,9 @@ def write_timelines(results: Sequence[ModeResult], out: Path, window_s: float) -
         picture = out / ("timeline.png" if ahead else f"timeline-{mode}.png")
         window = _most_telling(result.timeline, window_s)
         seen = _seen(result.timeline, window)
-        result.timeline.to_chrome_trace(trace)
-        result.timeline.to_png(
+        write_trace(result.timeline, trace)
+        draw(
+            result.timeline,
             picture,
             window,
             title=_TITLE_AHEAD if ahead else _TITLE,

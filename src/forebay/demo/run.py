@@ -30,7 +30,7 @@ from forebay.engine.startup import measure_prefill
 from forebay.errors import ForebayError
 from forebay.server.run import Server
 from forebay.server.settings import ServerSettings
-from forebay.timeline import Timeline
+from forebay.timeline.record import Timeline
 
 _START_S = 30.0
 _END_S = 60.0

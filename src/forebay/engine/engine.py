@@ -42,7 +42,7 @@ from forebay.errors import DeviceError, QueueFullError, RequestError
 from forebay.geometry import default_block_tokens
 from forebay.machine.memory import read_memory
 from forebay.machine.tree import Tree
-from forebay.timeline import Records
+from forebay.timeline.record import Records
 from forebay.transfer.mover import TransferFailedError
 
 # The longest wait for the link before the loop looks again, when nothing else can run.

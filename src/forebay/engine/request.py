@@ -19,7 +19,7 @@ from forebay.core.requests import Request, Ticket
 from forebay.engine.sampler import SampledToken, Sampler, SamplingParams, sample
 from forebay.engine.text import Detokeniser, StopStrings
 from forebay.errors import ModelError
-from forebay.timeline import Kind, Records
+from forebay.timeline.record import Kind, Records
 
 _CONTEXT_FOR_TEXT = 8
 

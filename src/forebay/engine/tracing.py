@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from forebay.timeline import Records
+from forebay.timeline.record import Records
 from forebay.transfer.native import NativeMover
 
 _MOST_OPEN = 256

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.engine.recent import Part
+from forebay.timeline.recent import Part
 from forebay.transfer.messages import Direction, TransferClass
 
 TENTH_S = 0.1

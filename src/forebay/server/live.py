@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from forebay.engine.engine import Engine
-from forebay.engine.recent import Mark, Recent
 from forebay.server.access import Tenant, Viewer
 from forebay.server.errors import ApiError
 from forebay.server.lanes import Lanes
@@ -34,6 +33,7 @@ from forebay.server.live_wire import (
     tree_wire,
 )
 from forebay.server.look import Drawing, Jobs, LastMinutes, Look, last_minutes, look
+from forebay.timeline.recent import Mark, Recent
 
 logger = logging.getLogger("forebay.server")
 

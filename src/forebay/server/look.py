@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from forebay.cache.view import Tree
 from forebay.engine.engine import Engine
-from forebay.engine.recent import Both, Mark, Part, Recent, Row
 from forebay.engine.request import EngineRequest
 from forebay.engine.stats import EngineStats
 from forebay.engine.view import RequestView
 from forebay.server.access import Tenant
 from forebay.server.driver import Job
-from forebay.timeline import Kind
+from forebay.timeline.recent import Both, Mark, Part, Recent, Row
+from forebay.timeline.record import Kind
 
 MOST_WAITING = 100
 """Waiting requests of one viewer: the next in line. Who waits behind them is counted only."""

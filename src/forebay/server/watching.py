@@ -14,7 +14,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from forebay.core.modes import MODES, policy_of
-from forebay.engine.recent import timeline_of
 from forebay.release import installed_version
 from forebay.server.access import Viewer
 from forebay.server.errors import ApiError
@@ -24,6 +23,8 @@ from forebay.server.guard import WATCH_PATH, Message, Receive, Scope, Send, refu
 from forebay.server.live import Live, Watcher
 from forebay.server.live_wire import Hello, ModeChoice
 from forebay.server.look import LastMinutes
+from forebay.timeline.recent import timeline_of
+from forebay.timeline.trace import trace_events
 
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -128,7 +129,7 @@ def trace_of(record: LastMinutes) -> bytes:
     Encoded in pieces, so that other threads run in between.
     """
     timeline = timeline_of(record.part, record.requests, record.at_s - _TRACE_S)
-    pieces = [msgspec.json.encode(piece)[1:-1] for piece in _pieces(timeline.trace_events())]
+    pieces = [msgspec.json.encode(piece)[1:-1] for piece in _pieces(trace_events(timeline))]
     return b'{"displayTimeUnit":"ms","traceEvents":[' + b",".join(pieces) + b"]}"
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from forebay.errors import SettingsError
-from forebay.timeline import LINK, REQUESTS, Kind, Timeline
+from forebay.timeline.picture import draw
+from forebay.timeline.record import LINK, REQUESTS, Kind, Timeline
+from forebay.timeline.trace import write_trace
 from forebay.transfer.messages import WINDOW_DTYPE, Direction, TransferClass
 
 START_S = 5000.0
@@ -51,7 +53,7 @@ def timeline():
 
 
 def traced(timeline, path):
-    timeline.to_chrome_trace(path)
+    write_trace(timeline, path)
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         return json.load(file)["traceEvents"]
@@ -163,7 +165,7 @@ def test_the_busiest_window_is_where_the_loads_are():
 @pytest.mark.parametrize("window", [None, (START_S, START_S + 0.15), (START_S + 0.11, START_S + 2)])
 def test_the_picture_shows_steps_loads_and_the_wait_in_red(timeline, tmp_path, window):
     path = tmp_path / "pictures" / "t.png"
-    timeline.to_png(path, window, title="Title", subtitle="Subtitle", dpi=80)
+    draw(timeline, path, window, title="Title", subtitle="Subtitle", dpi=80)
     pixels = matplotlib.image.imread(path)[..., :3]
     height, width, _ = pixels.shape
     assert width == 960
@@ -176,7 +178,7 @@ def test_the_picture_shows_steps_loads_and_the_wait_in_red(timeline, tmp_path, w
 def test_many_requests_are_cut_to_what_fits(timeline, tmp_path):
     for user in range(40):
         timeline.request(f"user {user}", Kind.DECODE, START_S, START_S + 0.3)
-    timeline.to_png(tmp_path / "t.png", dpi=50)
+    draw(timeline, tmp_path / "t.png", dpi=50)
     assert matplotlib.image.imread(tmp_path / "t.png").shape[0] < 50 * 9
 
 
@@ -186,9 +188,9 @@ def test_what_cannot_be_is_refused_with_the_reason(timeline, tmp_path):
     with pytest.raises(SettingsError, match="QUEUED, PREFILL, DECODE"):
         timeline.request("user 1", Kind.SAVE, 0.0, 1.0)
     with pytest.raises(SettingsError, match="choose another window"):
-        timeline.to_png(tmp_path / "t.png", (START_S + 50, START_S + 60))
+        draw(timeline, tmp_path / "t.png", (START_S + 50, START_S + 60))
     with pytest.raises(SettingsError, match="choose another window"):
-        timeline.to_png(tmp_path / "t.png", (START_S + 0.2, START_S + 0.1))
+        draw(timeline, tmp_path / "t.png", (START_S + 0.2, START_S + 0.1))
 
 
 def test_a_cleared_timeline_has_nothing(timeline):

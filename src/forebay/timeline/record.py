@@ -1,4 +1,4 @@
-"""What ran when: steps, copies, waits and requests on one clock, as a trace and as a picture.
+"""What ran when: steps, copies, waits and requests on one clock.
 
 The question a timeline answers is whether copies ran *under* steps or in front of them. So the
 steps, the lanes of the link and the exposed waits (the time a step was held back by a copy) stand
@@ -11,13 +11,10 @@ It is not locked: the thread that owns the cache records into it.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -57,7 +54,6 @@ COMPUTE = Group("compute", (Kind.DECODE_STEP, Kind.PREFILL_STEP, Kind.WAIT))
 LINK = Group("link", (Kind.PREFETCH, Kind.DEMAND, Kind.SAVE))
 REQUESTS = Group("requests", (Kind.QUEUED, Kind.PREFILL, Kind.DECODE))
 GROUPS = (COMPUTE, LINK, REQUESTS)
-_GROUP_OF = {kind: group for group in GROUPS for kind in group.kinds}
 
 _CLASS_KINDS = {
     TransferClass.DEMAND: Kind.DEMAND,
@@ -240,97 +236,7 @@ class Timeline:
         begin = max(first, min(best - 0.05 * duration_s, last - duration_s))
         return begin, begin + duration_s
 
-    def to_chrome_trace(self, path: Path | str) -> None:
-        """Write the Chrome trace format, which opens in Perfetto; gzip if `path` ends in ".gz".
-
-        Times become microseconds since the first span. Makes the folder of `path`.
-        """
-        events = list(self.trace_events())
-        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".gz":
-            with gzip.open(path, "wt", encoding="utf-8") as file:
-                file.write(text)
-        else:
-            path.write_text(text, encoding="utf-8")
-
-    def to_png(
-        self,
-        path: Path | str,
-        window: tuple[float, float] | None = None,
-        *,
-        title: str = "Loads run under the steps of other requests",
-        subtitle: str = "",
-        dpi: int = 160,
-    ) -> None:
-        """Draw the spans that touch `window` (seconds of the recorded clock; all when None).
-
-        Needs matplotlib, which is imported here and nowhere else. Makes the folder of `path`.
-        Raises SettingsError for a window without length or without a span in it.
-        """
-        from forebay.timeline_picture import draw  # noqa: PLC0415 (matplotlib is slow to import)
-
-        draw(self, path, window or self.extent(), title=title, subtitle=subtitle, dpi=dpi)
-
     def _add(self, span: Span) -> None:
         if len(self._spans) == self._spans.maxlen:
             self.dropped += 1
         self._spans.append(span)
-
-    def trace_events(self) -> Iterator[dict[str, object]]:
-        """The events of :meth:`to_chrome_trace`, one by one."""
-        origin_s = self.extent()[0]
-        threads: dict[tuple[Group, str], tuple[int, int]] = {}
-        for pid, group in enumerate(GROUPS, start=1):
-            yield from _metadata("process", pid, 0, group.name, pid)
-            for tid, row in enumerate(self.rows(group), start=1):
-                threads[group, row] = (pid, tid)
-                yield from _metadata("thread", pid, tid, row, tid)
-        for span in self._spans:
-            pid, tid = threads[_GROUP_OF[span.kind], span.row]
-            start_us = _microseconds(span.start_s - origin_s)
-            event: dict[str, object] = {
-                "ph": "X",
-                "name": span.kind.value.partition(": ")[2],
-                "cat": span.kind.value.partition(": ")[0],
-                "pid": pid,
-                "tid": tid,
-                "ts": start_us,
-                "dur": round(_microseconds(span.end_s - origin_s) - start_us, 3),
-                "args": dict(span.details),
-            }
-            if span.kind is Kind.WAIT:
-                event["cname"] = "terrible"
-            yield event
-        yield from self._counter_events(origin_s)
-
-    def _counter_events(self, origin_s: float) -> list[dict[str, object]]:
-        if not self._occupancy:
-            return []
-        pid = len(GROUPS) + 1
-        samples: list[dict[str, object]] = [
-            {
-                "ph": "C",
-                "name": f"{tier} blocks",
-                "pid": pid,
-                "tid": 0,
-                "ts": _microseconds(sample.at_s - origin_s),
-                "args": {"blocks": blocks},
-            }
-            for sample in self._occupancy
-            for tier, blocks in sample.blocks.items()
-        ]
-        return _metadata("process", pid, 0, "tiers", pid) + samples
-
-
-def _metadata(what: str, pid: int, tid: int, name: str, position: int) -> list[dict[str, object]]:
-    place: dict[str, object] = {"ph": "M", "pid": pid, "tid": tid}
-    return [
-        place | {"name": f"{what}_name", "args": {"name": name}},
-        place | {"name": f"{what}_sort_index", "args": {"sort_index": position}},
-    ]
-
-
-def _microseconds(seconds: float) -> float:
-    return round(seconds * 1e6, 3)

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from forebay.errors import SettingsError
-from forebay.timeline import (
+from forebay.timeline.record import (
     COMPUTE,
     EXPOSED_WAIT,
     GROUPS,
@@ -98,17 +98,17 @@ class _View:
 def draw(
     timeline: Timeline,
     path: Path | str,
-    window: tuple[float, float],
+    window: tuple[float, float] | None = None,
     *,
-    title: str,
-    subtitle: str,
-    dpi: int,
+    title: str = "Loads run under the steps of other requests",
+    subtitle: str = "",
+    dpi: int = 160,
 ) -> None:
-    """Draw what of `timeline` touches `window` (seconds of its clock) into the PNG `path`.
+    """Draw what of `timeline` touches `window` (seconds of its clock; None: all) into a PNG `path`.
 
     Makes the folder of `path`. Raises SettingsError for a window without length or without a span.
     """
-    begin_s, end_s = window
+    begin_s, end_s = window or timeline.extent()
     spans = [span for span in timeline if span.end_s > begin_s and span.start_s < end_s]
     if not end_s > begin_s or not spans:
         raise SettingsError(f"nothing to draw from {begin_s} s to {end_s} s: choose another window")

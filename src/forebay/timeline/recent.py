@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.timeline import Kind, Records, Timeline
+from forebay.timeline.record import Kind, Records, Timeline
 from forebay.transfer.messages import WINDOW_DTYPE
 
 # At a step each millisecond the last half minute, at the usual tens of milliseconds the last ten.

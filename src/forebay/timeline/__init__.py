@@ -1,0 +1,1 @@
+"""What ran under what: recorded, as a trace and as a picture."""
