@@ -150,8 +150,8 @@ class Waiting:
     """Its match, root first; behind it what else that needs."""
     beside: int = 0
     """How many of `blocks` are no part of the path, but needed where its match ends."""
-    path: Ids = field(default_factory=lambda: EMPTY_IDS)
-    """Where some are: the blocks of its path that are published, also behind its match."""
+    end: tuple[bytes, int] | None = None
+    """Namespace and last block of the path that it matched, -1 without any; None: not yet."""
     session: Session | None = None
     covered: int = 0
     """Those of its match, from the first, that are under its prefetch lease."""

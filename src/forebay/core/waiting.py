@@ -76,7 +76,6 @@ class WaitingLine:
         entry = Waiting(request, usable, session=request.session)
         bisect.insort(self._line, entry, key=_order)
         self._by_id[request.id] = entry
-        self._ends.setdefault(self._end_of(entry), set()).add(request.id)
         self.refresh(entry)
         return entry
 
@@ -124,10 +123,13 @@ class WaitingLine:
         for request in self._ends.get((namespace, parent), ()):
             self._by_id[request].extended = True
 
-    def reached(self, block: int) -> None:
-        """A match may reach up to `block` now, by `reach`: whose path has it matches again."""
+    def reached(self, namespace: bytes, keys: bytes) -> None:
+        """A match may reach up to the end of the path `keys` now, by `reach`: whose own begins with
+        it matches again.
+        """
         for entry in self._line:
-            if (entry.path == block).any():
+            request = entry.request
+            if request.namespace == namespace and request.keys.startswith(keys):
                 entry.extended = True
 
     # -- who computes what ---------------------------------------------------------------------
@@ -151,11 +153,11 @@ class WaitingLine:
     def shared_with_running(self, entry: Waiting) -> int:
         """Tokens behind the match of `entry` that a running request is computing."""
         found = len(entry.blocks)
-        if found >= entry.usable:
+        if found >= entry.usable or entry.end is None:
             return 0
         start = found * self._key_bytes
         keys = entry.request.keys
-        place = (*self._end_of(entry), keys[start : start + self._key_bytes])
+        place = (*entry.end, keys[start : start + self._key_bytes])
         ticket = self._computing.get(place)
         if ticket is None:
             return 0
@@ -172,18 +174,20 @@ class WaitingLine:
         match = store.match(request.namespace, wanted, entry.session)
         old, new = entry.blocks, match.ids
         if self.reach is not None:
-            self._move_end(entry, match.ids)
+            # Of blocks behind the match nothing is kept, and none protected: whoever makes an end
+            # behind it computes them again, and then says so (`reached`).
             length, others = self.reach(new)
             new, entry.beside = np.concatenate([new[:length], others]), len(others)
         entry.extended, entry.lost_epoch = False, store.lost_epoch
         entry.session = match.session
         if len(old) != len(new) or not np.array_equal(old, new):
             self._rebase(entry, _common(old, new), new)
+        elif entry.end is None:
+            self._note_end(entry)
 
     def _rebase(self, entry: Waiting, common: int, new: Ids) -> None:
-        """Its path is now `new`, of which the first `common` blocks are as before."""
+        """Its match is now `new`, of which the first `common` blocks are as before."""
         store = self._store
-        self._forget_end(entry)
         if common < entry.covered:
             store.release(entry.blocks[common : entry.covered], LeaseKind.PREFETCH)
             _cut(entry, common)
@@ -192,24 +196,22 @@ class WaitingLine:
         store.device.protect(new)
         entry.blocks = new
         entry.waits = store.loads_of(new[: entry.covered])
-        self._ends.setdefault(self._end_of(entry), set()).add(entry.request.id)
+        self._note_end(entry)
 
-    def _end_of(self, entry: Waiting) -> _Place:
-        path = entry.blocks if self.reach is None else entry.path
-        return (entry.request.namespace, int(path[-1]) if len(path) else -1)
-
-    def _move_end(self, entry: Waiting, path: Ids) -> None:
-        """More blocks of its path are published than it matched, or fewer than were."""
+    def _note_end(self, entry: Waiting) -> None:
+        """What is published right behind its match is news to `entry`."""
         self._forget_end(entry)
-        entry.path = path
-        self._ends.setdefault(self._end_of(entry), set()).add(entry.request.id)
+        last = int(entry.blocks[entry.length - 1]) if entry.length else -1
+        entry.end = (entry.request.namespace, last)
+        self._ends.setdefault(entry.end, set()).add(entry.request.id)
 
     def _forget_end(self, entry: Waiting) -> None:
-        place = self._end_of(entry)
-        there = self._ends[place]
+        if entry.end is None:
+            return
+        there = self._ends[entry.end]
         there.discard(entry.request.id)
         if not there:
-            del self._ends[place]
+            del self._ends[entry.end]
 
 
 def _cut(entry: Waiting, keep: int) -> None:

@@ -124,7 +124,7 @@ class Beside:
         blocks = np.concatenate([path[-1:], *parts])
         self._is_end.put(path[-1:], True)
         self._ends[int(path[-1])] = (blocks, self._store.serials(blocks))
-        self._line.reached(int(path[-1]))
+        self._line.reached(namespace, record.keys()[: len(path) * self._store.key_bytes])
 
     def _find(
         self, namespace: bytes, group: Group, record: Record, end: int
