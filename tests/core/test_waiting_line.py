@@ -126,6 +126,16 @@ class Reach:
         return 0, EMPTY_IDS
 
 
+def test_blocks_beside_the_path_are_none_that_a_running_request_computes(rig: Line):
+    reach = Reach(rig, rig.publish(b"n/1", "wxy"))
+    path = rig.publish(b"n", "ab")
+    reach.ends.add(int(path[-1]))
+    rig.run("abcde", path)
+    entry = rig.wait("abcdefgh")
+    assert (entry.length, entry.beside) == (2, 3)
+    assert rig.line.shared_with_running(entry) == 3 * BLOCK_TOKENS
+
+
 @pytest.mark.parametrize("behind", ["kept", "computed again"])
 def test_who_waits_hears_of_an_end_behind_its_match(rig: Line, behind: str):
     """Also where what lay there when it came was given up since: nobody kept that for it."""

@@ -152,10 +152,9 @@ class WaitingLine:
 
     def shared_with_running(self, entry: Waiting) -> int:
         """Tokens behind the match of `entry` that a running request is computing."""
-        found = len(entry.blocks)
-        if found >= entry.usable or entry.end is None:
+        if entry.length >= entry.usable or entry.end is None:
             return 0
-        start = found * self._key_bytes
+        start = entry.length * self._key_bytes
         keys = entry.request.keys
         place = (*entry.end, keys[start : start + self._key_bytes])
         ticket = self._computing.get(place)
