@@ -15,7 +15,7 @@ from test_vllm_schedules import live, random_settings
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm_toy import BLOCK_BYTES, MakeEngine, assert_nothing_left, prompt_of, wrong_answers
-from vllm_toy_bytes import Watched
+from vllm_toy_bytes import Watched, content_of
 
 from forebay.core.ledger import Source
 from forebay.transfer.messages import Direction
@@ -214,8 +214,8 @@ def test_what_ended_lately_is_kept_with_its_windows(groups: MakeEngine):
     engine.ask(prompt_of(1, 200), 1)
     engine.run()
     (ended,) = engine.half._lately._ended
-    contents = engine.half._device._contents
-    assert [contents.of(block)[1] for block in ended.blocks.tolist()] == [0] * 12 + [1] * 3
+    contents = [content_of(engine.half._device, block) for block in ended.blocks.tolist()]
+    assert [group for _, group in contents] == [0] * 12 + [1] * 3
     engine.ask([*prompt_of(1, 200), 1], 1)
     assert ended.back
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vllm_toy import BLOCK_BYTES, BLOCK_TOKENS, ToyEngine
 
 from forebay.core.slots import SlotState
+from forebay.vllm.scheduler.pool import VllmDevicePool
 
 
 class Watched:
@@ -33,9 +34,9 @@ class Watched:
             named = None if there.block_hash is None else _split(there.block_hash)
             if state == SlotState.LOADING:
                 assert there.ref_cnt > 0
-                assert named in (None, device._contents.of(block))
+                assert named in (None, content_of(device, block))
             elif not device.given_up(np.array([block], np.int32)):
-                assert named == device._contents.of(block)
+                assert named == content_of(device, block)
         queue = pool.free_block_queue
         free = [block.block_id for block in queue.get_all_free_blocks()]
         back, at = [], queue.fake_free_list_tail
@@ -70,7 +71,7 @@ class Watched:
             size = len(layers) * BLOCK_BYTES
             for block, slot in zip(saved.tolist(), slots, strict=True):
                 there = np.frombuffer(ctypes.string_at(base + slot * size, size), np.int64)
-                want = self._content[device._contents.of(block)]
+                want = self._content[content_of(device, block)]
                 assert (there.reshape(len(layers), -1) == want).all()
 
     def _learn(self) -> None:
@@ -86,6 +87,13 @@ class Watched:
                 blocks = np.array(kv, np.int64).reshape(-1, BLOCK_TOKENS)
                 keys = ((each, group) for each in hashes)
                 self._content.update(zip(keys, blocks, strict=True))
+
+
+def content_of(device: VllmDevicePool, block: int) -> tuple[bytes, int]:
+    """vLLM's hash of what is in `block`, and the number of its group."""
+    contents = device._contents
+    group = contents._path if contents._group is None else int(contents._group[block])
+    return contents.hash_of(block), group
 
 
 def _split(key: bytes) -> tuple[bytes, int]:

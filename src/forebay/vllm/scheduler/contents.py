@@ -46,10 +46,6 @@ class Contents:
         """vLLM's hash of what is in `block`, which has a copy in some tier."""
         return self._hash[block]
 
-    def of(self, block: int) -> tuple[bytes, int]:
-        """The same, and the number of its group."""
-        return self._hash[block], self._path if self._group is None else int(self._group[block])
-
     def note(self, blocks: Ids, hashes: Sequence[bytes], group: int) -> None:
         """This is in `blocks`, of the group of this number."""
         self._hash.update(zip(blocks.tolist(), hashes, strict=True))
