@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
+from guessing import Guess, by_a_model, by_eagle, by_mtp, by_ngrams
 from vllm_programs import asked, connector, engine_options, served
 
 if importlib.util.find_spec("vllm") is None:
@@ -41,36 +41,6 @@ ENGINE = {
 }
 
 
-def by_ngrams(folder: Path) -> dict[str, Any]:
-    llama().save_pretrained(folder / "model")
-    return {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-
-
-def by_a_model(folder: Path) -> dict[str, Any]:
-    model = llama()
-    model.save_pretrained(folder / "model")
-    for weight in model.model.layers[-1].mlp.parameters():
-        weight.data *= 0.9
-    model.save_pretrained(folder / "drafts")
-    return {"method": "draft_model", "model": str(folder / "drafts")}
-
-
-def by_eagle(folder: Path) -> dict[str, Any]:
-    llama().save_pretrained(folder / "model")
-    tiny_models.save_eagle(folder / "drafts", torch.bfloat16, **SHAPE)
-    return {"method": "eagle", "model": str(folder / "drafts")}
-
-
-def by_mtp(folder: Path) -> dict[str, Any]:
-    tiny_models.save_with_mtp(folder / "model", torch.bfloat16, **SHAPE)
-    return {"method": "mtp"}
-
-
-def llama() -> Any:
-    model: Any = tiny_models.build("llama", **SHAPE)
-    return model.to(torch.bfloat16)
-
-
 def round_of(name: str, **before: bool) -> dict[str, Any]:
     """All prompts, once."""
     dice = random.Random(5)
@@ -86,10 +56,10 @@ def round_of(name: str, **before: bool) -> dict[str, Any]:
     ("guess", "runner"), [(by_eagle, "1"), (by_a_model, "0"), (by_mtp, "0"), (by_ngrams, "0")]
 )
 def test_drafts_and_tokens_over_host_memory_are_those_over_the_gpu(
-    tmp_path: Path, guess: Any, runner: str
+    tmp_path: Path, guess: Guess, runner: str
 ):
     """Under vLLM's first or second model runner, and as it schedules by default."""
-    drafts = {**guess(tmp_path), "num_speculative_tokens": 3}
+    drafts = {**guess(tmp_path, torch.bfloat16, **SHAPE), "num_speculative_tokens": 3}
     rounds = [
         round_of("cold"),
         round_of("gpu"),

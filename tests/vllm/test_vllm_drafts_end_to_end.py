@@ -10,43 +10,12 @@ import pytest
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
 import tiny_models
+from guessing import Guess, by_a_model, by_eagle, by_eagle3, by_mtp, by_ngrams
 from test_vllm_end_to_end import CROWDED, equal_as_far, renamed, requests, with_ours
 from vllm_programs import engine_options, served
 
 SHAPE = {"head_dim": 32, "vocab_size": 16}
 """With few tokens some guesses are right, whoever guesses."""
-
-
-def by_ngrams(folder: Path) -> dict[str, Any]:
-    tiny_models.build("llama", **SHAPE).save_pretrained(folder / "model")
-    return {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-
-
-def by_a_model(folder: Path) -> dict[str, Any]:
-    """One that is right most of the time: as the model itself, but for its last layer."""
-    model = tiny_models.build("llama", **SHAPE)
-    model.save_pretrained(folder / "model")
-    for weight in model.model.layers[-1].mlp.parameters():
-        weight.data *= 0.9
-    model.save_pretrained(folder / "drafts")
-    return {"method": "draft_model", "model": str(folder / "drafts")}
-
-
-def by_eagle(folder: Path) -> dict[str, Any]:
-    tiny_models.build("llama", **SHAPE).save_pretrained(folder / "model")
-    tiny_models.save_eagle(folder / "drafts", **SHAPE)
-    return {"method": "eagle", "model": str(folder / "drafts")}
-
-
-def by_eagle3(folder: Path) -> dict[str, Any]:
-    tiny_models.build("llama", **SHAPE, num_hidden_layers=8).save_pretrained(folder / "model")
-    tiny_models.save_eagle3(folder / "drafts", **SHAPE)
-    return {"method": "eagle3", "model": str(folder / "drafts")}
-
-
-def by_mtp(folder: Path) -> dict[str, Any]:
-    tiny_models.save_with_mtp(folder / "model", **SHAPE)
-    return {"method": "mtp"}
 
 
 PLAIN, WITH_ABORTS = requests(6, aborts=False), requests(6, aborts=True)
@@ -57,8 +26,8 @@ for _each in [*PLAIN, *WITH_ABORTS]:
     _each["prompt"] = [3 + token % 13 for token in _each["prompt"]]
 
 
-def by_mtp_of_latents(folder: Path) -> dict[str, Any]:
-    shape = {**tiny_models.latent(512), "vocab_size": 16}
+def by_mtp_of_latents(folder: Path, **shape: Any) -> dict[str, Any]:
+    shape = {**tiny_models.latent(512), "vocab_size": shape["vocab_size"]}
     tiny_models.save_with_mtp(folder / "model", family="deepseek_v3", **shape)
     return {"method": "mtp"}
 
@@ -67,9 +36,9 @@ def by_mtp_of_latents(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "guess", [by_ngrams, by_a_model, by_eagle, by_eagle3, by_mtp, by_mtp_of_latents]
 )
-def test_greedy_tokens_are_those_without_drafts_and_connector(tmp_path: Path, guess: Any):
+def test_greedy_tokens_are_those_without_drafts_and_connector(tmp_path: Path, guess: Guess):
     """With aborts and preemption."""
-    drafts = {**guess(tmp_path), "num_speculative_tokens": 3}
+    drafts = {**guess(tmp_path, **SHAPE), "num_speculative_tokens": 3}
     model = tmp_path / "model"
     alone = served(tmp_path, [{"requests": PLAIN}], engine_options(model, **CROWDED))
     right = alone["rounds"][0]
@@ -95,7 +64,7 @@ def test_greedy_tokens_are_those_without_drafts_and_connector(tmp_path: Path, gu
 
 @pytest.mark.timeout(900)
 def test_two_workers_have_a_part_of_the_layers_that_make_drafts_each(tmp_path: Path):
-    drafts = {**by_a_model(tmp_path), "num_speculative_tokens": 3}
+    drafts = {**by_a_model(tmp_path, **SHAPE), "num_speculative_tokens": 3}
     two = {**CROWDED, "tensor_parallel_size": 2}
     wanted = [{**each, "answer": 30} for each in PLAIN[:5]]
     rounds = [

@@ -136,6 +136,7 @@ def latent(**fields: Any) -> MLAAttentionSpec:
     return spec
 
 
+PLAIN = {"stages": 1, "drafts": False, "on_gpu": False}
 FULL = FullAttentionSpec(**ATTENTION)
 LATENT = latent()
 UNEQUAL = UniformTypeKVCacheSpecs(
@@ -175,11 +176,11 @@ QUANTIZED = {**ATTENTION, "kv_quant_mode": KVQuantMode.INT8_PER_TOKEN_HEAD}
     ],
 )
 def test_layers_of_other_kinds_are_refused(cache: KVCacheConfig, said: str):
-    check_cache(cache_of(FULL))
-    check_cache(cache_of(LATENT))
-    check_cache(cache_of(FULL, WINDOW, WINDOW))
+    check_cache(cache_of(FULL), **PLAIN)
+    check_cache(cache_of(LATENT), **PLAIN)
+    check_cache(cache_of(FULL, WINDOW, WINDOW), **PLAIN)
     with pytest.raises(SettingsError, match=said):
-        check_cache(cache)
+        check_cache(cache, **PLAIN)
 
 
 @pytest.mark.parametrize("spec", [FULL, LATENT])
@@ -196,9 +197,9 @@ def test_kinds_are_called_as_vllm_calls_them_in_events(spec: Any):
     ],
 )
 def test_several_groups_are_refused_with(asked: dict[str, Any], said: str):
-    check_cache(cache_of(FULL), **asked)
+    check_cache(cache_of(FULL), **{**PLAIN, **asked})
     with pytest.raises(SettingsError, match=f"2 KV-cache groups {said}"):
-        check_cache(cache_of(FULL, WINDOW), **asked)
+        check_cache(cache_of(FULL, WINDOW), **{**PLAIN, **asked})
 
 
 WHOLE = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
@@ -210,10 +211,10 @@ def test_layers_that_a_checkpoint_quantizes_may_have_their_scales_with_the_weigh
 ):
     cache = cache_of(FullAttentionSpec(**ATTENTION, kv_quant_mode=mode))
     if mode in WHOLE:
-        check_cache(cache)
+        check_cache(cache, **PLAIN)
         return
     with pytest.raises(SettingsError, match="scales inside"):
-        check_cache(cache)
+        check_cache(cache, **PLAIN)
 
 
 @pytest.fixture(scope="module")

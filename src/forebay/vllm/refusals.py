@@ -43,9 +43,7 @@ def check_start(config: Any, version: str) -> None:
     _note_version(version)
 
 
-def check_cache(
-    kv_cache_config: Any, *, stages: int = 1, drafts: bool = False, on_gpu: bool = False
-) -> None:
+def check_cache(kv_cache_config: Any, *, stages: int, drafts: bool, on_gpu: bool) -> None:
     """Raises SettingsError with the reason if the KV cache is of a kind that is not supported, for
     a model of so many `stages`, with `drafts` or without, on a GPU or not.
     """
