@@ -9,6 +9,8 @@ from computed_paths import KEY_BYTES, ComputedPaths
 from forebay.core import host_room
 from forebay.core.arrays import Ids
 from forebay.core.block_ids import BlockIds
+from forebay.core.device_pool import LeaseKind
+from forebay.core.host import HostPool
 from forebay.core.store import Store
 
 
@@ -87,3 +89,40 @@ def test_what_leaves_the_device_at_once_stands_leaf_first(
     sole = host.store.host.oldest_sole(8).tolist()
     expected = second.tolist()[::-1] + first.tolist()[::-1]
     assert (sole == expected) == (rule == "kept")
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_where_nothing_can_go_host_memory_is_looked_through_once(
+    full: tuple[FullHost, Ids, Ids], rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    host, first, _ = full
+    pool, looks = host.store.host, 0
+    if rule == "broken":
+        monkeypatch.setattr(HostPool, "sole", 1 << 30)
+
+    def counted(count: int) -> Ids:
+        nonlocal looks
+        looks += 1
+        return HostPool.oldest_sole(pool, count)
+
+    host.store.device.protect(first)
+    monkeypatch.setattr(pool, "oldest_sole", counted)
+    assert host.save(host.compute(2), displacing=True) == 0
+    assert (looks <= 2) == (rule == "kept")
+    host.store.device.unprotect(first)
+    assert host.save(host.compute(2), displacing=True) == 2
+
+
+def test_a_block_that_a_running_request_still_leases_goes_with_its_lease(
+    full: tuple[FullHost, Ids, Ids],
+):
+    """The load that was to bring it never did, and the request is not preempted yet."""
+    host, first, _ = full
+    store = host.store
+    store.touch(first, LeaseKind.HARD)
+    assert host.save(host.compute(2), displacing=True) == 0
+    assert store.published(first).tolist() == [False] * 4
+    assert store.host.valid(first).all()
+    store.release(first, LeaseKind.HARD)
+    assert store.serials(first).tolist() == [0] * 4
+    assert store.host.tier.free == 4

@@ -47,6 +47,11 @@ class HostPool:
         """Slots in the pool, quarantined ones included."""
         return self.tier.count
 
+    @property
+    def sole(self) -> int:
+        """Blocks that only host memory has, but those that a copy reads."""
+        return self._order.count(_SOLE)
+
     def slot_of(self, blocks: Ids) -> Ids:
         """The slot of each block, -1 where it has none."""
         return self._slot.take(blocks)

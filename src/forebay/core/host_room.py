@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from forebay._native import count_true
 from forebay.core.arrays import Ids
 from forebay.core.device_pool import DevicePool
 from forebay.core.directory import Directory
@@ -44,6 +46,8 @@ class HostRoom:
         in `spared`: such blocks are DIRTY again.
         """
         copies = self._host.newest_copies(room - self._host.tier.free)
+        if not len(copies):
+            return
         stay = np.isin(copies, spared)
         self._host.stand_copies(copies[stay])
         copies = copies[~stay]
@@ -54,16 +58,23 @@ class HostRoom:
         """Have `room` FREE slots, as far as blocks in host memory alone make it that nobody waits
         for.
         """
-        look = room - self._host.tier.free
+        look, in_vain = room - self._host.tier.free, 0
         for _ in range(_TRIES):
             victims = self._host.oldest_sole(look)
-            wanted = self._device.wanted(victims)
-            self._host.stand_sole(victims[wanted])
-            victims = victims[~wanted]
+            in_vain += len(victims)
+            victims = self._stand_but(victims, ~self._device.wanted(victims))
             # A pool that others allocate from may give up a parent before its children.
-            leaves = self._directory.remove_leaves(victims)
-            self._host.stand_sole(victims[~leaves])
-            self._give_up(victims[leaves])
-            if self._host.tier.free >= room:
+            victims = self._stand_but(victims, self._directory.remove_leaves(victims))
+            if len(victims):
+                self._give_up(victims)
+                in_vain = 0
+            if self._host.tier.free >= room or in_vain >= self._host.sole:
                 return
             look = max(room - self._host.tier.free, _LOOKED)
+
+    def _stand_but(self, victims: Ids, go: NDArray[np.bool_]) -> Ids:
+        """Those of `victims` that `go`; the others stand at the end again."""
+        if count_true(go) == len(victims):
+            return victims
+        self._host.stand_sole(victims[~go])
+        return victims[go]

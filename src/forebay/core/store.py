@@ -357,9 +357,16 @@ class Store:
             self.unpublish(block)
 
     def _give_up(self, blocks: Ids) -> None:
-        """`blocks`, in host memory alone, left the directory to make room there."""
+        """`blocks`, in host memory alone where no copy reads them, left the directory to make room
+        there.
+        """
         self.counters.given_up += len(blocks)
-        self._remove(blocks)
+        self._unlist(blocks)
+        # Of one whose load was lost a running request may have a lease still.
+        leased = self.device.leases(blocks) > 0
+        gone = blocks[~leased] if count_true(leased) else blocks
+        self.host.forget(gone)
+        self._ids.give_back(gone)
 
     def _remove(self, blocks: Ids) -> None:
         """`blocks` left the directory: free what nobody holds, the rest when it is let go."""
@@ -394,8 +401,9 @@ class Store:
         held |= self.host.held(blocks) | saving | (self.serials(blocks) == 0)
         gone = blocks[~held]
         here = gone[self.resident(gone)]
-        self.lost_slot(here)
-        self.device.forget(here)
+        if len(here):
+            self.lost_slot(here)
+            self.device.forget(here)
         self.host.forget(gone[self.host.slot_of(gone) >= 0])
         self._ids.give_back(gone)
 
