@@ -38,9 +38,22 @@ def requests(seed: int, *, aborts: bool) -> list[dict[str, Any]]:
     ]
 
 
-def equal_as_far(one: dict[str, list[int]], other: dict[str, list[int]]) -> dict[str, bool]:
-    """For each request whether its tokens are the same, as far as both were answered."""
-    return {name: one[name][: len(other[name])] == other[name][: len(one[name])] for name in one}
+def assert_only_the_last_differs(
+    rounds: list[dict[str, list[int]]], right: dict[str, list[int]]
+) -> None:
+    """Answers of each round to the same prompts are `right`, as far as both were answered; those of
+    the last, whose loads bring nothing, are not.
+    """
+    *kept, broken = (
+        {
+            name: said[: len(good)] == good[: len(said)]
+            for (name, said), good in zip(each.items(), right.values(), strict=True)
+        }
+        for each in rounds
+    )
+    for each in kept:
+        assert all(each.values()), each
+    assert not all(broken.values()), "loads that bring nothing were not noticed"
 
 
 @pytest.mark.timeout(600)
@@ -54,14 +67,7 @@ def test_greedy_tokens_are_those_without_a_connector(tiny_llama: Path, tmp_path:
         {"requests": renamed(plain, "d"), "reset": True, "bring_nothing": True},
     ]
     ours = served(tmp_path, rounds, with_ours(tiny_llama, **CROWDED))
-    right = alone["rounds"][0]
-    *kept, broken = (
-        equal_as_far(right, {f"1-{name.split('-')[1]}": said for name, said in each.items()})
-        for each in ours["rounds"]
-    )
-    for each in kept:
-        assert all(each.values()), each
-    assert not all(broken.values()), "loads that bring nothing were not noticed"
+    assert_only_the_last_differs(ours["rounds"], alone["rounds"][0])
     assert ours["sources"]["host"] > 0
     assert ours["preempted"] > 0
     assert ours["free"] == ours["blocks"] - 1
@@ -110,14 +116,7 @@ def test_layers_that_look_back_through_a_window_give_the_tokens_that_they_give_a
         {"requests": renamed(plain, "d"), "reset": True, "bring_nothing": True},
     ]
     ours = served(tmp_path, rounds, with_ours(tmp_path / "model", **crowded))
-    right = alone["rounds"][0]
-    *kept, broken = (
-        equal_as_far(right, {f"1-{name.split('-')[1]}": said for name, said in each.items()})
-        for each in ours["rounds"]
-    )
-    for each in kept:
-        assert all(each.values()), each
-    assert not all(broken.values()), "loads that bring nothing were not noticed"
+    assert_only_the_last_differs(ours["rounds"], alone["rounds"][0])
     assert ours["sources"]["host"] > 50
     assert ours["preempted"] > 0
     assert ours["free"] == ours["blocks"] - 1
@@ -172,16 +171,7 @@ def test_two_workers_that_share_each_block_give_the_same_tokens(tiny_llama: Path
         {"requests": renamed(wanted, "c"), "reset": True, "bring_nothing": True},
     ]
     ours = served(tmp_path, rounds, with_ours(tiny_llama, **two))
-    first, second, broken = (
-        equal_as_far(
-            alone["rounds"][0],
-            {f"4-{name.split('-')[1]}": said for name, said in each.items()},
-        )
-        for each in ours["rounds"]
-    )
-    assert all(first.values()), first
-    assert all(second.values()), second
-    assert not all(broken.values()), "loads that bring nothing were not noticed"
+    assert_only_the_last_differs(ours["rounds"], alone["rounds"][0])
     assert ours["sources"]["host"] > 0
     assert ours["free"] == ours["blocks"] - 1
 
@@ -202,16 +192,7 @@ def test_stages_of_unequal_length_give_the_tokens_that_they_give_alone(
         {"requests": renamed(wanted, "d"), "bring_nothing_at": 0},
     ]
     ours = served(tmp_path, rounds, with_ours(tiny_llama, {"window_bytes": 1}, **stages))
-    *kept, broken = (
-        equal_as_far(
-            alone["rounds"][0],
-            {f"4-{name.split('-')[1]}": said for name, said in each.items()},
-        )
-        for each in ours["rounds"]
-    )
-    for each in kept:
-        assert all(each.values()), each
-    assert not all(broken.values()), "a stage whose loads bring nothing was not noticed"
+    assert_only_the_last_differs(ours["rounds"], alone["rounds"][0])
     assert ours["sources"]["host"] > 0
     assert ours["preempted"] > 0
     assert ours["failed_loads"] == 1
