@@ -17,8 +17,10 @@ from vllm_toy import VOCAB, answers, assert_nothing_left, prompt_of, wrong_answe
 from vllm_toy_bytes import Watched
 from vllm_toy_drafts import WITH_LAYERS, DraftingEngine, DraftPass
 
-from forebay.core.ledger import Source
+from forebay.core.ledger import MissReason, Source
 from forebay.core.rates import Rates
+from forebay.core.requests import Waiting
+from forebay.core.waiting import WaitingLine
 from forebay.vllm.adapter import Step
 from forebay.vllm.scheduler.pool import VllmDevicePool
 from forebay.vllm.scheduler.roster import Roster
@@ -101,6 +103,84 @@ def test_what_comes_from_host_memory_is_used_as_what_is_there(
     assert counts == [length, again, again]
     assert not wrong_answers(engine)
     assert_nothing_left(engine)
+
+
+DROPPED = {"ngram": 0, "draft_model": 0, "eagle": 1, "eagle3": 1, "mtp": 1}
+"""Blocks of what it finds, from the last, that vLLM computes once more."""
+
+
+@pytest.mark.parametrize("length", [WHOLE, WHOLE + 8])
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [*((each, "kept") for each in DROPPED), ("eagle", "broken"), ("mtp", "broken")],
+)
+def test_what_is_computed_once_more_is_no_false_miss_and_no_waste(
+    drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, method: str, rule: str, length: int
+):
+    """By it those before are found. A block that ends its prompt is not even looked up."""
+    dropped = DROPPED[method]
+    if rule == "broken":
+        monkeypatch.setattr("forebay.vllm.connector.dropped_blocks", lambda config: 0)
+    engine = drafting(method=method, most_running=1)
+    engine.ask(prompt_of(1, length), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    # It waits while this one runs, and so its blocks are prefetched.
+    engine.ask(prompt_of(2, 20), 60)
+    engine.step()
+    before = engine.half.stats()
+    engine.ask(prompt_of(1, length), 1)
+    engine.run()
+    after = engine.half.stats()
+    misses = {why: after.misses[why] - before.misses[why] for why in MissReason}
+    looked_up = (length - dropped) // 16
+    last = length // 16 - looked_up + dropped
+    seen = (misses, after.loaded_bytes - before.loaded_bytes, after.prefetch_bytes["used"])
+    loaded = looked_up * engine.half.settings.block_bytes
+    right = (dict.fromkeys(MissReason, 0) | {MissReason.LAST: last}, loaded, loaded)
+    assert (seen == right) == (rule == "kept"), seen
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_a_match_of_which_nothing_is_read_is_not_loaded(drafting: MakeDrafting, method: str):
+    engine = drafting(method=method, min_load_tokens=1)
+    for length in (1, 2):
+        before = engine.half.stats()
+        for _ in range(2):
+            assert engine.scheduler.reset_prefix_cache()
+            engine.ask(prompt_of(length, length * 16 + 8), 1)
+            engine.run()
+        after = engine.half.stats()
+        reads = length > DROPPED[method]
+        loaded = (after.loaded_bytes - before.loaded_bytes) // engine.half.settings.block_bytes
+        assert loaded == reads * length
+        assert after.misses[MissReason.SHORT] - before.misses[MissReason.SHORT] == (not reads)
+        given = after.misses[MissReason.LAST] - before.misses[MissReason.LAST]
+        assert given == (DROPPED[method] if reads else 0)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_by_eagle_the_last_block_that_is_found_shows_that_the_others_are_right(
+    drafting: MakeDrafting, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """So it is loaded, though nothing reads it: without it vLLM computes one more."""
+    if rule == "broken":
+        match = WaitingLine._match
+
+        def one_less(self: WaitingLine, entry: Waiting) -> None:
+            entry.usable = min(entry.usable, 11)
+            match(self, entry)
+
+        monkeypatch.setattr(WaitingLine, "_match", one_less)
+    engine = drafting(method="eagle")
+    engine.ask(prompt_of(1, WHOLE + 8), 8)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    before = computed(engine)
+    engine.ask(prompt_of(1, WHOLE + 8), 8)
+    engine.run()
+    assert computed(engine) - before == (16 + 8 if rule == "kept" else 2 * 16 + 8)
 
 
 @pytest.mark.parametrize("rule", ["kept", "broken"])

@@ -71,8 +71,9 @@ class Loads:
             return 0
         # Beside its path a few blocks may decide on all of it.
         gained = entry.length if entry.beside else entry.to_load + entry.behind + entry.loaded
+        gained = min(gained, entry.length - self._line.dropped)
         tokens = gained * self._settings.block_tokens
-        return entry.to_load if tokens >= self._settings.min_load_tokens else 0
+        return entry.to_load if tokens >= max(1, self._settings.min_load_tokens) else 0
 
     # -- a request's turn ------------------------------------------------------------------------
 

@@ -38,10 +38,12 @@ class Parts:
         *,
         first_transfer: int = 1,
         last_too: bool = False,
+        dropped: int = 0,
     ) -> Parts:
         """Parts over a `store` that nobody uses yet: what loses its slot there is wasted.
 
-        `first_transfer` is the first id to use with `mover`, `last_too` is the line's.
+        `first_transfer` is the first id to use with `mover`, `last_too` and `dropped` are
+        the line's.
         """
         ledger = PrefetchLedger(store.max_blocks, settings.block_bytes)
         store.lost_slot = ledger.lost
@@ -49,7 +51,7 @@ class Parts:
             settings,
             ModeSwitch(settings.mode),
             store,
-            WaitingLine(store, settings.block_tokens, last_too=last_too),
+            WaitingLine(store, settings.block_tokens, last_too=last_too, dropped=dropped),
             Flights(first_transfer),
             ledger,
             Rates(Average(settings.link_bytes_per_s)),

@@ -42,7 +42,7 @@ class MissReason(StrEnum):
     """Why an asked block was recomputed."""
 
     ABSENT = "absent"  # in no tier: never computed, or given up
-    LAST = "last"  # holds the prompt's last token, which is always computed
+    LAST = "last"  # holds the prompt's last token, or ends what was found: always computed
     SHORT = "short"  # in host memory, but too few tokens to be worth a load
     LATE = "late"  # the load was not issued within its bound
     FAILED = "failed"  # the copy failed

@@ -28,12 +28,16 @@ class WaitingLine:
     """Waiting requests in order; protects what they want; knows who computes what they lack.
 
     The last token of each is computed, and so is its block but with `last_too`: whoever starts it
-    copies the others of that block.
+    copies the others of that block. So are the last `dropped` blocks of its match, if there are
+    any, with `last_too` or not: by them whoever starts it finds that those before are right.
     """
 
-    def __init__(self, store: Store, block_tokens: int, *, last_too: bool = False) -> None:
-        self.last_too = last_too
-        self._computed_tokens = 0 if last_too else 1
+    def __init__(
+        self, store: Store, block_tokens: int, *, last_too: bool = False, dropped: int = 0
+    ) -> None:
+        self.last_too = last_too and not dropped
+        self.dropped = dropped
+        self._computed_tokens = 0 if self.last_too else 1
         self._store = store
         self._block_tokens = block_tokens
         self._key_bytes = store.key_bytes

@@ -34,7 +34,7 @@ from forebay.vllm.adapter import (
     read_shape,
     read_step,
 )
-from forebay.vllm.drafts import draft_slots
+from forebay.vllm.drafts import draft_slots, dropped_blocks
 from forebay.vllm.messages import Orders
 from forebay.vllm.names import (
     ends_of_prompts_are_misnamed,
@@ -177,6 +177,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             most_running=limits.max_num_seqs,
             step_tokens=limits.max_num_batched_tokens,
             draft_slots=draft_slots(config),
+            dropped=dropped_blocks(config),
             by_priority=str(limits.policy) == "priority",
             kept_free=int(limits.watermark * gpu_block_pool.num_gpu_blocks),
             frees_idle=frees_idle(config),

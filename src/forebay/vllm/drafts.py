@@ -22,6 +22,18 @@ def drafts_in_cache(vllm_config: Any) -> bool:
     return drafts is not None and drafts.method not in _WITHOUT_KV
 
 
+def dropped_blocks(vllm_config: Any) -> int:
+    """How many of the blocks that it finds, from the last, vLLM computes once more, since their KV
+    may be that of another token behind them.
+    """
+    drafts = vllm_config.speculative_config
+    if drafts is None:
+        return 0
+    # 0.26 has no switch for it.
+    drops = getattr(drafts, "use_eagle_block_drop", drafts.use_eagle)
+    return 1 if drops() else 0
+
+
 def draft_slots(vllm_config: Any) -> int:
     """For how many tokens more than it computes vLLM may make room at a step for one request: its
     drafts, and those to come that are made by layers with KV of their own.

@@ -30,6 +30,7 @@ class Books:
         self._settings = parts.settings
         self._switch = parts.switch
         self._store = parts.store
+        self._line = parts.line
         self._ledger = parts.ledger
         self._rates = parts.rates
         self._pool = pool
@@ -68,20 +69,37 @@ class Books:
         waited_s = 0.0 if record.asked_s is None else now_s - record.asked_s
         there = record.found_tokens
         self.tally.prompt(tokens, min(loaded * size, there), there, waited_s)
-        sources, misses = self.account.sources, self.account.misses
+        sources = self.account.sources
         sources[Source.HOST] += loaded
         sources[Source.DEVICE] += found - loaded
         sources[Source.RECOMPUTED] += asked - found
+        self._missed(entry, tokens, found)
+
+    def _missed(self, entry: Waiting, tokens: int, found: int) -> None:
+        """Of a request of so many `tokens` the first `found` blocks are read, others computed."""
+        misses, size = self.account.misses, self._settings.block_tokens
+        asked = tokens // size
         if entry.request.no_cache or not self._switch.policy.host_tier:
             misses[MissReason.DISABLED] += asked - found
             return
+        dropped = self._dropped(entry, found)
+        found += dropped
+        last = min(entry.request.tokens // size - entry.usable, asked - found)
+        misses[MissReason.LAST] += dropped + last
         known = max(0, entry.length - found)
         reason = entry.limit_reason
         if entry.limit is None and known:
             reason = MissReason.STOPPED if self._link.stopped else MissReason.SHORT
-            reason = MissReason.LAST if found + 1 == asked else reason
+            reason = MissReason.LAST if tokens == (found + 1) * size else reason
         misses[reason] += known
-        misses[MissReason.ABSENT] += asked - found - known
+        misses[MissReason.ABSENT] += asked - found - last - known
+
+    def _dropped(self, entry: Waiting, found: int) -> int:
+        """How many blocks behind the first `found` vLLM found too, and computes once more."""
+        if found:
+            return self._line.dropped
+        first = entry.blocks[: self._line.dropped]
+        return int(self._store.resident(first).sum())
 
     def _read(self, entry: Waiting, found: int, now_s: float) -> int:
         """Its first `found` blocks are read. How many that it did not cover were prefetched."""
@@ -91,6 +109,9 @@ class Books:
         self._ledger.read(path[:own], turn_s)
         if entry.beside and found >= entry.length:
             self._ledger.read(entry.blocks[entry.length :], turn_s)
+        if found and self._line.dropped:
+            # What shows that these are right had to be there as much.
+            self._ledger.read(entry.blocks[found : found + self._line.dropped], turn_s)
         return self._ledger.read(path[own:], turn_s)
 
     def scheduled(

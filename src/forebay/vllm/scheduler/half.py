@@ -67,8 +67,9 @@ class SchedulerHalf:
     """Decides over `pool`. One thread calls it, in the order of vLLM's scheduler.
 
     `most_running` and `step_tokens` are vLLM's limits, `draft_slots` what the latter leaves out for
-    each request, `by_priority` its policy, `kept_free` its watermark in blocks, `frees_idle` as the
-    pool has it, `key_bytes` the width of its block hashes.
+    each request, `dropped` blocks of what it finds are computed once more. `by_priority` is its
+    policy, `kept_free` its watermark in blocks, `frees_idle` as the pool has it, `key_bytes` the
+    width of its block hashes.
     `hint_bounds` is what hints may take, `mode_file` the off switch, `events` says whether anybody
     wants KV events. A part of each block moves over each of `links`. vLLM takes `most_loras` at a
     time. Requests that are `misnamed` are kept out of host memory. `groups` are the model's.
@@ -84,6 +85,7 @@ class SchedulerHalf:
         most_running: int,
         step_tokens: int,
         draft_slots: int = 0,
+        dropped: int = 0,
         by_priority: bool = False,
         kept_free: int = 0,
         frees_idle: bool = False,
@@ -123,7 +125,7 @@ class SchedulerHalf:
         self._host_slots = 0
         self._store = store = Store(key_bytes, *slots, device, lambda: self._host_slots)
         self._mail = mail = Mailbox(settings.device_slots, hands)
-        parts = Parts.over(settings, store, mail, last_too=not groups.beside)
+        parts = Parts.over(settings, store, mail, last_too=not groups.beside, dropped=dropped)
         self.rates = parts.rates
         self._switch = parts.switch
         self._line = parts.line
