@@ -7,7 +7,7 @@ slot, or its time ran out), or it never arrived (cancelled, failed). What did no
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,7 +63,8 @@ class PrefetchLedger:
     _open: NumberColumn = field(init=False)
     _left: dict[int, int] = field(default_factory=dict[int, int])
     _issued_s: dict[int, float] = field(default_factory=dict[int, float])
-    _expiries: deque[tuple[float, int, Ids]] = field(default_factory=deque[tuple[float, int, Ids]])
+    # A heap: a hint may be for much later than what comes after it.
+    _expiries: list[tuple[float, int, Ids]] = field(default_factory=list[tuple[float, int, Ids]])
 
     def __post_init__(self) -> None:
         self._open = NumberColumn(self.max_blocks)
@@ -78,7 +79,7 @@ class PrefetchLedger:
         self._open.put(blocks, transfer)
         self.planned_bytes += len(blocks) * self.block_bytes
         self._left[transfer] = len(blocks)
-        self._expiries.append((expires_s, transfer, blocks))
+        heapq.heappush(self._expiries, (expires_s, transfer, blocks))
 
     def issued(self, transfer: int, at_s: float) -> None:
         """Every window of `transfer` has been handed to the link."""
@@ -119,13 +120,18 @@ class PrefetchLedger:
         `wanted` tells whether a waiting request wants each block; those that go on have `slack_s`
         more.
         """
+        go_on: list[tuple[float, int, Ids]] = []
         while self._expiries and self._expiries[0][0] <= now_s:
-            _, transfer, blocks = self._expiries.popleft()
+            _, transfer, blocks = heapq.heappop(self._expiries)
+            if transfer not in self._left:
+                continue
             still = blocks[self._open.take(blocks) == transfer]
             asked = wanted(still)
             if asked.any():
-                self._expiries.append((now_s + slack_s, transfer, still[asked]))
+                go_on.append((now_s + slack_s, transfer, still[asked]))
             self.ended(still[~asked], PrefetchOutcome.WASTED)
+        for each in go_on:
+            heapq.heappush(self._expiries, each)
 
     def _count(self, outcome: PrefetchOutcome, transfer: int, blocks: int) -> None:
         self.outcomes[outcome] += blocks * self.block_bytes
