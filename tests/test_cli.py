@@ -74,7 +74,7 @@ def test_sizes(text: str, size: int):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1 GiX", "-1GiB", "1,5GiB"])
+@pytest.mark.parametrize("text", ["", "GiB", "1 GiX", "-1GiB", "1,5GiB", "9" * 400])
 def test_what_is_no_size(text: str):
     with pytest.raises(SettingsError, match="write it like"):
         parse_size(text)

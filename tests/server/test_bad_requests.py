@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import raw
@@ -55,6 +56,12 @@ def test_a_malformed_body_is_the_clients_error(served, body):
     until(lambda: served.server.front._open == 0)
 
 
+def called_with(arguments: str) -> dict[str, Any]:
+    """A chat in which a tool was called so."""
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -64,14 +71,9 @@ def test_a_malformed_body_is_the_clients_error(served, body):
         {"messages": USER, "top_logprobs": 2},
         {"messages": USER, "tool_choice": "required"},
         {"messages": USER, "chat_template_kwargs": {"chat_template": "{{ 7 * 7 }}"}},
-        {
-            "messages": [
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}],
-                }
-            ]
-        },
+        called_with("{"),
+        called_with("9" * 5_000),
+        called_with("[" * 100_000),
     ],
 )
 def test_a_chat_that_cannot_be_is_refused(served, body):

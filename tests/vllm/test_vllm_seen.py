@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,10 @@ from vllm_toy import (
 )
 
 from forebay.core.ledger import Source
+from forebay.core.modes import Mode
+from forebay.errors import SettingsError
 from forebay.vllm.connector import ForebayConnector
+from forebay.vllm.scheduler.control import ModeFile
 from forebay.vllm.seen.events import HostEvents, Removed, Stored
 
 
@@ -63,6 +67,24 @@ def test_the_off_switch_is_a_file(toy: MakeEngine, tmp_path: Path):
     engine.run()
     assert engine.half.stats().loaded_bytes > 0
     assert not wrong_answers(engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("not there/mode", "is no folder: make it first"),
+        ("a file/mode", "is no folder: make it first"),
+        (".", "is no ordinary file: name one"),
+        ("mode\0", "name another"),
+        ("\ud800", "name another"),
+        ("m" * 5000, "name another"),
+        ("m" * 5000 + "/mode", "name another"),
+    ],
+)
+def test_a_switch_that_could_not_be_looked_at_ends_the_start(tmp_path: Path, path: str, said: str):
+    (tmp_path / "a file").touch()
+    with pytest.raises(SettingsError, match="mode_file is .*" + re.escape(said)):
+        ModeFile(str(tmp_path / path), Mode.LOOK_AHEAD)
 
 
 def test_events_tell_what_host_memory_has_by_vllms_hashes(toy: MakeEngine):

@@ -14,7 +14,7 @@ _BY_NAME = {name.upper(): factor for name, factor in _FACTORS.items()}
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as 1GiB, 1.5 GB, 512MiB or 4096. Raises SettingsError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     factor = _BY_NAME.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise SettingsError(f"{text!r} is no size; write it like 1GiB, 512MiB, 2GB or 4096")

@@ -145,5 +145,5 @@ def _plain_message(message: Message) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     try:
         return json.loads(text or "{}")
-    except ValueError as error:
-        raise RequestError("the arguments of a tool call must be JSON") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError("the arguments of a tool call must be JSON, of a few levels") from error

@@ -22,6 +22,8 @@ _MOST_BYTES = 64
 VLLM_MODE = ModeOf(UNSTALLED_MODES)
 """A mode that vLLM's steps can follow."""
 
+_NO_FILE = "it is no ordinary file"
+
 _Stamp = tuple[int, int, int]
 
 
@@ -29,7 +31,7 @@ class ModeFile:
     """Says which mode the file at `path` asks for: without a file `normal`.
 
     What it says while it cannot be read or understood is what it said before; the log tells why.
-    Raises SettingsError if the folder that it is to be in is not there.
+    Raises SettingsError for a path at which there can be none.
     """
 
     def __init__(self, path: str, normal: Mode) -> None:
@@ -38,10 +40,8 @@ class ModeFile:
         self._stamp: _Stamp | None = None
         self._next_s = 0.0
         self._complaint = ""
-        if self._path is not None and not self._path.parent.is_dir():
-            raise SettingsError(
-                f"mode_file is {path}, and {self._path.parent} is no folder: make it first"
-            )
+        if self._path is not None:
+            _check(self._path)
 
     def look(self, now_s: float) -> Mode:
         """The mode to go by from now on. Reads the file where it changed; never waits for it."""
@@ -73,7 +73,7 @@ class ModeFile:
             return self._mode
         self._stamp = stamp
         if not stat.S_ISREG(found.st_mode):
-            raise SettingsError("it is no ordinary file")
+            raise SettingsError(_NO_FILE)
         # Without waiting: it may have become a pipe since it was looked at.
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
@@ -83,3 +83,26 @@ class ModeFile:
         mode = VLLM_MODE("mode", text)
         _logger.warning("Forebay is in mode %s from now on: %s says so", mode.value, path)
         return mode
+
+
+def _check(path: Path) -> None:
+    """Raises SettingsError, in which it says what to do, if `path` is none for a mode file."""
+    try:
+        folder, file = _kind(path.parent), _kind(path)
+    except (OSError, ValueError) as error:
+        # ValueError: it has a character that no path can have.
+        raise SettingsError(
+            f"mode_file is {str(path)!r}, where nothing can be looked at ({error}): name another"
+        ) from error
+    if not stat.S_ISDIR(folder):
+        raise SettingsError(f"mode_file is {path}, and {path.parent} is no folder: make it first")
+    if file and not stat.S_ISREG(file):
+        raise SettingsError(f"mode_file is {path}, and {_NO_FILE}: name one")
+
+
+def _kind(path: Path) -> int:
+    """What is at `path`, as the system tells it; 0 for nothing."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
