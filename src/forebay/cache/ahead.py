@@ -116,15 +116,16 @@ class LookAhead:
         return lease_room, copied - self._flights.load_blocks
 
     def _make_way(self, request: int, wanted: Sequence[Wanted]) -> None:
-        """`request` did not fit: the last one, if later by more than its own load, gives way."""
+        """`request` did not fit: of those that come later by more than its own load the last one
+        gives way, a hint before any that waits, and for a hint nobody else.
+        """
         mine = next(item for item in wanted if item.request == request)
-        load_s = self._rates.load_s(mine.to_load * self._settings.block_bytes)
-        for item in reversed(wanted):
-            if item.eta_s <= mine.eta_s + load_s:
-                return
-            if item.covered:
-                self._loads.give_back(self._line[item.request])
-                return
+        after_s = mine.eta_s + self._rates.load_s(mine.to_load * self._settings.block_bytes)
+        later = [item for item in wanted if item.covered and item.eta_s > after_s]
+        hints = [item for item in later if item.is_hint]
+        able = hints if hints or mine.is_hint else later
+        if able:
+            self._loads.give_back(self._line[able[-1].request])
 
 
 def _as_wanted(entry: Waiting, eta_s: float, worth: int, expires_s: float = float("inf")) -> Wanted:

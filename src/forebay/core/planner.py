@@ -41,6 +41,11 @@ class Wanted(NamedTuple):
     to_load: int
     expires_s: float = _NEVER
 
+    @property
+    def is_hint(self) -> bool:
+        """Whether it is only word of a request."""
+        return self.expires_s < _NEVER
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -134,12 +139,11 @@ def make_plan(view: View, rates: Rates) -> Plan:
             most = max(0, min(wanted.to_load, protected_room, lease_room - idle, copy_room))
             protected, blocks = most > blocks, max(most, blocks)
         reach = min(wanted.here + blocks, wanted.kept + lease_room)
-        hint = wanted.expires_s < _NEVER
         if reach:
             plan.bring.append(Bring(wanted.request, reach, blocks, wanted.eta_s, protected))
         if blocks < wanted.to_load:
             plan.refused.append(wanted.request)
-            if not hint:
+            if not wanted.is_hint:
                 break
         room -= blocks
         protected_room -= blocks + idle
