@@ -118,7 +118,7 @@ def test_the_command_shows_keeps_and_says_who_reads(tmp_path: Path, state: Path)
         "--block-tokens ",
         "--host-bytes ",
         "not measured: the link to a GPU: ",
-        f"kept in {file}; read by: forebay serve\n",
+        f"kept in {file}; rates and window are read from there by: forebay serve\n",
     ):
         assert said in done.stdout, said
     assert [each.name for each in read_calibration(file).models] == [str(folder)]
@@ -136,7 +136,7 @@ def test_the_command_writes_where_it_is_told(tmp_path: Path):
     file.write_text("no calibration, and in the way")
     done = run("tune", "--model", folder, "--device", "cpu", "--out", file)
     assert done.exit_code == 0, done.output
-    assert f"read by: forebay serve --calibration '{file}'" in done.stdout
+    assert f"from there by: forebay serve --calibration '{file}'" in done.stdout
     assert read_calibration(file).models
     assert not own_file(CPU).exists()
     done = run("tune", "--model", folder, "--out", tmp_path / "no" / "folder.json")

@@ -20,7 +20,7 @@ if not any(point.name == "forebay" for point in entry_points(group="vllm.general
     pytest.skip("Forebay is not installed here: `make vllm` does it", allow_module_level=True)
 
 from byte_tokens import byte_tokenizer
-from vllm_server import VllmServer, commands, documented, environment, until, vllm
+from vllm_server import VllmServer, commands, documented, environment, shell, until, vllm
 
 from forebay.core.ledger import MissReason
 from forebay.vllm.seen.measures import FAMILIES, Kind
@@ -205,6 +205,26 @@ def test_the_documented_look_at_metrics_shows_them(server: VllmServer):
     shown = [line for line in text.splitlines() if re.match(pattern, line)]
     assert len(shown) == len(SHOWN) == len(pattern.split("|"))
     assert set(shown) <= set(server.metrics())
+
+
+def test_a_second_turn_comes_from_host_memory_as_documented(server: VllmServer):
+    block = shell("for turn in 1 2; do")
+    for told, ours in {
+        "{1..80}": "{1..12}",
+        "user in 1 2 3 4;": "user in {1..8};",
+        "smollm2": server.model,
+        "http://127.0.0.1:8000": server.url,
+    }.items():
+        assert told in block
+        block = block.replace(told, ours)
+    before = server.value(*HOST)
+    done = subprocess.run(
+        ["bash", "-euc", block], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert len(re.findall(r"turn [12], user [1-8]: [\d.]+ s\n", done.stdout)) == 16, done.stderr
+    server.ask("on")
+    # Fourteen whole blocks in each; the pool holds four such prompts.
+    host_tokens(server, before + 4 * 14 * BLOCK)
 
 
 def test_vllms_load_generator_runs_as_documented(server: VllmServer):

@@ -31,10 +31,15 @@ _NEWS_S = 20.0
 
 def commands(beginning: str) -> list[str]:
     """The words of the documentation's one command that begins so."""
+    return shlex.split(shell(beginning).replace("\\\n", " "))
+
+
+def shell(beginning: str) -> str:
+    """The documentation's one block of commands that begins so."""
     pages = "".join((PAGES / name).read_text() for name in ("vllm.md", "vllm-figures.md"))
     blocks = re.findall(r"^```sh\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
     (found,) = [block for block in blocks if block.startswith(beginning)]
-    return shlex.split(found.replace("\\\n", " "))
+    return found
 
 
 def vllm(*arguments: str) -> list[str]:

@@ -36,7 +36,8 @@ def run_tune(model: str, device: str, dtype: str, out: Path | None) -> None:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     write_calibration(_joined(found, file), file)
     how = "forebay serve" if out is None else f"forebay serve --calibration {shlex.quote(str(out))}"
-    console.print(f"kept in {file}; read by: {how}", soft_wrap=True, markup=False, highlight=False)
+    kept = f"kept in {file}; rates and window are read from there by: {how}"
+    console.print(kept, soft_wrap=True, markup=False, highlight=False)
 
 
 def _joined(found: Calibration, file: Path) -> Calibration:
