@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
 from test_vllm_schedules import live, random_settings
+from vllm.lora.request import LoRARequest
 from vllm_toy import (
     LANES,
     answers,
@@ -30,6 +31,7 @@ from forebay.transfer.messages import Direction, Report
 from forebay.vllm.messages import News
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.scheduler.records import Record
+from forebay.vllm.scheduler.roster import Roster
 from forebay.vllm.scheduler.turns import Turns
 from forebay.vllm.worker import WorkerHalf
 
@@ -199,4 +201,43 @@ def test_what_starts_again_before_its_outputs_came_is_not_saved(staged: MakeStag
     engine.run()
     assert not wrong_answers(engine)
     assert engine.half.stats().saved_bytes == 0
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken", "vLLM's own"])
+def test_the_lora_of_a_request_whose_outputs_are_under_way_stays_taken(
+    staged: MakeStaged, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """Or one for another LoRA starts, and the first has to wait for that: where its outputs end it
+    meanwhile vLLM 0.26 dies of it, by itself too.
+    """
+    if rule == "broken":
+        monkeypatch.setattr(
+            Roster, "in_steps", lambda self: [each.request for each in self.running.values()]
+        )
+    engine = staged(stages=3, loras=True)
+    if rule == "vLLM's own":
+        engine.half.asked = lambda request, local_tokens: 0
+    # Its second block is wanted when its first token is known, by the fourth step.
+    grows = engine.ask(prompt_of(1, 16), 20)
+    engine.step()
+    engine.step()
+    first, second = (LoRARequest(name, number, "there") for number, name in enumerate("ab", 1))
+    ends = engine.ask(prompt_of(2, 16), 1, lora_request=first)
+    other = engine.ask(prompt_of(3, 16), 20, lora_request=second)
+    engine.step()
+    taken = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    engine.step()
+    # Later versions wait for outputs before they ask, and for blocks before they preempt.
+    waits_itself = hasattr(ends.request, "num_stale_output_tokens")
+    assert (ends.request.status.name == "PREEMPTED") != waits_itself
+    assert ends.request.num_in_flight_tokens
+    engine.pool.free_blocks(taken)
+    if rule != "kept" and not waits_itself:
+        with pytest.raises(RuntimeError, match="Invalid request status"):
+            engine.run()
+        return
+    engine.run()
+    assert [each.ended for each in (grows, ends, other)] == ["finished"] * 3
+    assert not wrong_answers(engine)
     assert_nothing_left(engine)

@@ -182,7 +182,7 @@ class SchedulerHalf:
         record = self._roster.find(request)
         if record is None:
             return 0
-        if self._loras.one_too_many(request, self._roster.running.values()):
+        if self._loras.one_too_many(request, self._roster.in_steps):
             self._lookups.hold(record)
             return None
         entry = self._line.get(record.id)

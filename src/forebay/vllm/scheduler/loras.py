@@ -14,10 +14,9 @@ loads hold those, or steps that overlap, which is where there is a connector.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from forebay.vllm.adapter import VllmRequest, lora_of, runs
-from forebay.vllm.scheduler.records import Record
+from forebay.vllm.adapter import VllmRequest, lora_of
 
 _logger = logging.getLogger("forebay.vllm")
 
@@ -78,13 +77,19 @@ class Loras:
                 if self._known.setdefault(name, now) != now:
                     self._known[name] = None
 
-    def one_too_many(self, request: VllmRequest, running: Iterable[Record]) -> bool:
-        """Whether vLLM must not start `request`, about which it asks, beside those `running`."""
+    def one_too_many(
+        self, request: VllmRequest, in_steps: Callable[[], Iterable[VllmRequest]]
+    ) -> bool:
+        """Whether vLLM must not start `request`, about which it asks, beside those `in_steps`.
+
+        Of what was preempted and has outputs to come the LoRA stays taken until they came: 0.26
+        dies of one that its outputs end while it is put off for its LoRA, by whomever.
+        """
         lora = lora_of(request)
         if lora is None or not self._most:
             return False
         if self._run is None:
-            of = (lora_of(each.request) for each in running if runs(each.request))
+            of = map(lora_of, in_steps())
             self._run = {each[0] for each in of if each is not None}
         return len(self._run) >= self._most and lora[0] not in self._run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from forebay.core.waiting import WaitingLine
-from forebay.vllm.adapter import Step, VllmRequest
+from forebay.vllm.adapter import Step, VllmRequest, awaits_outputs, over, runs
 from forebay.vllm.scheduler.lately import Lately
 from forebay.vllm.scheduler.records import Record, Turn
 from forebay.vllm.scheduler.wishes import Wishes
@@ -30,6 +30,7 @@ class Roster:
         self._here: dict[str, Record] = {}
         self._by_id: dict[int, Record] = {}
         self._running: dict[int, Record] = {}
+        self._leaving: list[VllmRequest] = []
         self._last_id = 0
         self._resets = 0
         self._guesses = False
@@ -48,6 +49,11 @@ class Roster:
     def running(self) -> Mapping[int, Record]:
         """Those that were scheduled and have not ended, by our id."""
         return self._running
+
+    def in_steps(self) -> list[VllmRequest]:
+        """Those that run, and those that were preempted and have outputs to come."""
+        here = [*self._leaving, *(record.request for record in self._running.values())]
+        return [each for each in here if runs(each) or _leaves(each)]
 
     def arrived(self, request: VllmRequest, now_s: float) -> Record:
         """vLLM has a request more. It does not stand in the line yet."""
@@ -85,6 +91,9 @@ class Roster:
         Returns those of which `step` fills blocks, and how many of its tokens each has computed
         then.
         """
+        if preempted:
+            left = [record.request for record in preempted]
+            self._leaving = [each for each in self._leaving + left if _leaves(each)]
         for record in preempted:
             if self._running.pop(record.id, None) is not None:
                 record.waits_again()
@@ -133,3 +142,8 @@ class Roster:
     def _forget_if_over(self, record: Record) -> None:
         if record.hint is None and record.request.request_id not in self._here:
             del self._by_id[record.id]
+
+
+def _leaves(request: VllmRequest) -> bool:
+    """Whether it was preempted, and outputs of steps that it was in may end it yet."""
+    return awaits_outputs(request) and not runs(request) and not over(request)
