@@ -33,7 +33,7 @@ class Line:
         self.line.published(namespace, int(found[-1]) if len(found) else -1)
         return np.concatenate([found, blocks])
 
-    def request(self, namespace: bytes, path: str) -> Request:
+    def request(self, namespace: bytes, path: str, **more: bool) -> Request:
         """A request for `path` and one token more."""
         self._requests += 1
         return Request(
@@ -43,18 +43,26 @@ class Line:
             tokens=len(path) * BLOCK_TOKENS + 1,
             max_answer_tokens=1,
             arrival_s=float(self._requests),
+            **more,
         )
 
-    def wait(self, path: str, namespace: bytes = b"n") -> Waiting:
-        return self.line.add(self.request(namespace, path))
+    def wait(self, path: str, namespace: bytes = b"n", **more: bool) -> Waiting:
+        return self.line.add(self.request(namespace, path, **more))
 
-    def run(self, path: str, blocks: Ids, namespace: bytes = b"n") -> Ticket:
+    def run(self, path: str, blocks: Ids, **more: bool) -> Ticket:
         """A request for `path` runs, of which `blocks` are published, and computes the next."""
-        ticket = Ticket(self.request(namespace, path), 1, 0, {}, {}, set())
+        ticket = Ticket(self.request(b"n", path, **more), 1, 0, {}, {}, set())
         ticket.published = len(blocks)
         ticket.parent = int(blocks[-1]) if len(blocks) else -1
         self.line.computes(ticket)
         return ticket
+
+    def shared(self, entry: Waiting) -> int:
+        """Tokens behind the match of `entry` that a running request computes."""
+        tokens = 0
+        while self.line.shared_with_running(entry, tokens):
+            tokens += 1
+        return tokens
 
     def matched(self, entry: Waiting) -> int:
         """Blocks of its path that `entry` matches by now."""
@@ -105,10 +113,29 @@ def test_what_a_running_request_computes_is_waited_for_in_its_namespace_alone(
         rig.publish(space, found)
     ticket = rig.run("abcdx", rig.publish(b"n", found))
     entry = rig.wait("abcdef", namespace)
-    shared = rig.line.shared_with_running(entry)
-    assert shared == ((4 - len(found)) * BLOCK_TOKENS if namespace == b"n" else 0)
+    shared = (4 - len(found)) * BLOCK_TOKENS if namespace == b"n" else 0
+    assert rig.shared(entry) == shared
     rig.line.computes_no_more(ticket)
-    assert rig.line.shared_with_running(entry) == 0
+    assert rig.shared(entry) == 0
+
+
+def test_of_two_that_compute_the_same_the_first_is_waited_for(rig: Line):
+    """The other one ends, and is not."""
+    first, second = (rig.run(path, EMPTY_IDS) for path in ("abx", "aby"))
+    entry = rig.wait("abyz")
+    assert rig.shared(entry) == 2 * BLOCK_TOKENS
+    rig.line.computes_no_more(second)
+    assert rig.shared(entry) == 2 * BLOCK_TOKENS
+    rig.line.computes_no_more(first)
+    assert rig.shared(entry) == 0
+
+
+def test_what_is_not_saved_or_not_to_be_read_is_not_waited_for(rig: Line):
+    rig.run("ab", EMPTY_IDS, no_save=True)
+    assert rig.shared(rig.wait("abc")) == 0
+    rig.run("xy", EMPTY_IDS)
+    assert rig.shared(rig.wait("xyz")) == 2 * BLOCK_TOKENS
+    assert rig.shared(rig.wait("xyz", no_cache=True)) == 0
 
 
 class Reach:
@@ -133,7 +160,7 @@ def test_blocks_beside_the_path_are_none_that_a_running_request_computes(rig: Li
     rig.run("abcde", path)
     entry = rig.wait("abcdefgh")
     assert (entry.length, entry.beside) == (2, 3)
-    assert rig.line.shared_with_running(entry) == 3 * BLOCK_TOKENS
+    assert rig.shared(entry) == 3 * BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("behind", ["kept", "computed again"])

@@ -124,7 +124,7 @@ class Cache:
             return NotYet.NEVER
         now_s = self._clock()
         self._line.refresh(entry)
-        if self._line.shared_with_running(entry) > self.settings.min_shared_tokens:
+        if self._line.shared_with_running(entry, self.settings.min_shared_tokens):
             return NotYet.COMPUTING
         why = NotYet.FULL  # in a mode that stalls steps, its load begins in its own step only
         if not self._switch.policy.stalls_step or self._has_room(entry, first=first):

@@ -154,21 +154,17 @@ class WaitingLine:
         if place is not None:
             del self._computing[place]
 
-    def shared_with_running(self, entry: Waiting) -> int:
-        """Tokens behind the match of `entry` that a running request is computing."""
-        if entry.length >= entry.usable or entry.end is None:
-            return 0
-        start = entry.length * self._key_bytes
-        keys = entry.request.keys
-        place = (*entry.end, keys[start : start + self._key_bytes])
-        ticket = self._computing.get(place)
-        if ticket is None:
-            return 0
-        end = entry.usable * self._key_bytes
-        theirs = ticket.request.keys
-        return _equal_blocks(keys[start:end], theirs[start:end], self._key_bytes) * (
-            self._block_tokens
-        )
+    def shared_with_running(self, entry: Waiting, tokens: int) -> bool:
+        """Whether a running request computes more than so many `tokens` behind the match of
+        `entry`.
+        """
+        first, size = entry.length, self._key_bytes
+        last = first + tokens // self._block_tokens + 1
+        if last > entry.usable or entry.end is None:
+            return False
+        keys = entry.request.keys[first * size : last * size]
+        ticket = self._computing.get((*entry.end, keys[:size]))
+        return ticket is not None and ticket.request.keys[first * size : last * size] == keys
 
     def _match(self, entry: Waiting) -> None:
         store = self._store
@@ -227,13 +223,3 @@ def _common(old: Ids, new: Ids) -> int:
     length = min(len(old), len(new))
     differ = np.flatnonzero(old[:length] != new[:length])
     return int(differ[0]) if len(differ) else length
-
-
-def _equal_blocks(mine: bytes, theirs: bytes, key_bytes: int) -> int:
-    """Whole keys that two key sequences have in common at their start."""
-    length = min(len(mine), len(theirs))
-    if mine[:length] == theirs[:length]:
-        return length // key_bytes
-    left = np.frombuffer(mine, np.uint8, length)
-    right = np.frombuffer(theirs, np.uint8, length)
-    return int(np.argmax(left != right)) // key_bytes
