@@ -29,6 +29,22 @@ def test_a_refused_request_is_not_in_the_queue(make_cache, fields):
     answer(cache, 1, prompt(1))
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tokens": 0, "keys": b""}, "at least one token"),
+        ({"tokens": 64, "max_answer_tokens": -60}, "no answer of -60 tokens"),
+        ({"arrival_s": float("nan")}, "arrival_s is not a number"),
+    ],
+)
+def test_a_request_of_numbers_that_cannot_be_is_not_in_the_queue(make_cache, fields, why):
+    """One that came at no time would stand anywhere, and others be taken for it."""
+    cache = make_cache()
+    with pytest.raises(RequestError, match=why):
+        cache.enqueue(request(**fields))
+    assert cache.waiting() == []
+
+
 def test_a_request_that_does_not_wait_is_not_admitted(make_cache):
     cache = make_cache()
     with pytest.raises(ProtocolError, match="request 7 does not wait"):

@@ -126,3 +126,49 @@ def test_a_block_that_a_running_request_still_leases_goes_with_its_lease(
     store.release(first, LeaseKind.HARD)
     assert store.serials(first).tolist() == [0] * 4
     assert store.host.tier.free == 4
+
+
+@pytest.mark.parametrize(("ahead", "stay"), [(4, 4), (2, 2)])
+def test_copies_of_what_goes_next_itself_make_no_room(ahead: int, stay: int):
+    """They would be the last ones."""
+    host = FullHost(8, 4)
+    first, second = host.compute(4), host.compute(4)
+    assert host.save(first, displacing=False) == 4
+    assert host.save(second, displacing=False, ahead=ahead) == 4 - stay
+    there = host.store.host.valid(first)
+    assert there.tolist() == [False] * (4 - stay) + [True] * stay
+    assert host.store.dirty(first).tolist() == (~there).tolist()
+
+
+def test_the_newest_copies_make_room_first():
+    """What was saved last stays on the device longest."""
+    host = FullHost(12, 8)
+    first, second, third = (host.compute(4) for _ in range(3))
+    assert host.save(first, displacing=False) + host.save(second, displacing=False) == 8
+    assert host.save(third, displacing=False, ahead=1) == 4
+    assert host.store.host.valid(first).all()
+    assert not host.store.host.valid(second).any()
+
+
+def test_copies_that_were_spared_are_not_looked_at_again_first():
+    host = FullHost(12, 8)
+    first, second, third = (host.compute(4) for _ in range(3))
+    assert host.save(first, displacing=False) + host.save(second, displacing=False) == 8
+    # Used again: now the second goes next.
+    host.store.touch(first, LeaseKind.HARD)
+    host.store.release(first, LeaseKind.HARD)
+    assert host.save(third, displacing=False, ahead=4) == 0
+    assert host.save(third, displacing=False, ahead=4) == 4
+    assert host.store.host.valid(second).all()
+
+
+def test_what_somebody_waits_for_hides_nothing_behind_it():
+    """However much of it there is."""
+    host = FullHost(80, 74)
+    wanted, other = host.compute(70), host.compute(4)
+    assert host.save(wanted, displacing=False) + host.save(other, displacing=False) == 74
+    host.give_up(wanted[::-1])
+    host.give_up(other[::-1])
+    host.store.device.protect(wanted)
+    assert host.save(host.compute(2), displacing=True) == 2
+    assert host.store.host.valid(wanted).all()

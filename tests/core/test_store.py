@@ -157,6 +157,16 @@ def test_blocks_that_others_want_go_last_and_only_where_that_is_allowed(rig: Rig
     assert not rig.store.published(plain).any()
 
 
+def test_what_is_let_go_while_somebody_waits_for_it_is_kept_for_him(rig: Rig):
+    path = rig.compute(6)
+    rig.store.touch(path, LeaseKind.HARD)
+    rig.store.device.protect(path[:4])
+    rig.store.release(path, LeaseKind.HARD)
+    assert rig.store.compute(5, protected=False) is None
+    assert rig.store.compute(4, protected=False) is not None
+    assert rig.store.published(path).tolist() == 4 * [True] + 2 * [False]
+
+
 def test_what_is_lost_takes_with_it_all_that_builds_on_it(rig: Rig):
     """And stays while somebody leases it, without being found."""
     path = rig.compute(4)
@@ -199,3 +209,18 @@ def test_who_waits_is_told_of_what_he_wants_alone(rig: Rig):
     assert rig.store.moved_epoch > told[1]
     rig.store.unpublish(int(path[0]))
     assert rig.store.lost_epoch > told[0]
+
+
+def test_who_wants_to_know_is_told_of_every_slot_that_is_lost(rig: Rig):
+    """Before the id is another block's: by eviction, and by the end of what is not found again."""
+    told: list[int] = []
+    rig.store.lost_slot = lambda blocks: told.extend(blocks.tolist())
+    first, second = rig.compute(4), rig.compute(4)
+    rig.compute(2)
+    assert told == first[:1:-1].tolist()
+    rig.store.unpublish(int(second[0]))
+    assert sorted(told[2:]) == sorted(second.tolist())
+    private = rig.store.compute(2, protected=False)
+    assert private is not None
+    rig.store.release(private, LeaseKind.HARD)
+    assert sorted(told[6:]) == sorted(private.tolist())

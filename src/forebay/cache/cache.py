@@ -365,6 +365,7 @@ class Cache:
         return device.obtainable(protected=first) >= need
 
     def _add(self, request: Request) -> Waiting:
+        intake.check_numbers(request)
         intake.check_keys(request, self._store.key_bytes, self.settings.block_tokens)
         return self._line.add(request)
 

@@ -4,6 +4,7 @@ mover whose pools its settings describe.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable
 
 from forebay.config import CacheSettings
@@ -41,6 +42,16 @@ def check_room(request: Request, most_blocks: int, block_tokens: int) -> None:
         )
 
 
+def check_numbers(request: Request) -> None:
+    """Raises RequestError for a request without tokens, with less than no answer, or of no time."""
+    if request.tokens < 1:
+        raise RequestError("a request needs at least one token")
+    if request.max_answer_tokens < 0:
+        raise RequestError(f"there is no answer of {request.max_answer_tokens} tokens: give 0")
+    if math.isnan(request.arrival_s):
+        raise RequestError("arrival_s is not a number, and the queue is sorted by it")
+
+
 def check_keys(request: Request, key_bytes: int, block_tokens: int) -> None:
     """Raises RequestError unless the request has a key for each of its whole blocks, in bytes."""
     if {type(request.namespace), type(request.keys)} != {bytes}:
@@ -48,8 +59,6 @@ def check_keys(request: Request, key_bytes: int, block_tokens: int) -> None:
             f"namespace and keys must be bytes, not {type(request.namespace).__name__} and "
             f"{type(request.keys).__name__}"
         )
-    if request.tokens < 1:
-        raise RequestError("a request needs at least one token")
     whole = request.tokens // block_tokens
     if len(request.keys) != whole * key_bytes:
         raise RequestError(
