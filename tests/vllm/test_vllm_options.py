@@ -144,6 +144,14 @@ def config(**changes: Any) -> Any:
     return made
 
 
+def test_a_user_who_did_not_switch_prefix_caching_off_is_told_who_did():
+    off = {"cache_config.enable_prefix_caching": False}
+    with pytest.raises(SettingsError, match=r"loaded$"):
+        check_start(config(**off), "0.32.0")
+    with pytest.raises(SettingsError, match=r"vLLM switches it off by itself for multi-head"):
+        check_start(config(**off, **{"model_config.use_mla": True}), "0.32.0")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

@@ -28,6 +28,7 @@ _KV_DTYPES = (
     *("fp8", "fp8_e4m3", "fp8_e5m2"),
 )
 _INDEXER = " (an indexer has a cache of its own)"
+_PREFIX_CACHING_OFF = "prefix caching off, by which vLLM finds what is loaded"
 _OF_SEVERAL = {"UniformTypeKVCacheSpecs": ", layers of several sizes, as with sparse attention"}
 _WHOLE_BLOCKS = ("NONE", "FP8_PER_TENSOR")
 """vLLM's names of how KV is quantized, where a block in memory is all of it."""
@@ -58,11 +59,17 @@ def check_cache(kv_cache_config: Any, *, stages: int, drafts: bool, on_gpu: bool
         raise SettingsError("ForebayConnector does not work with " + "; nor with ".join(reasons))
 
 
+def _switched_off_by_vllm(config: Any) -> str:
+    if config.model_config.use_mla and config.device_config.device_type == "cpu":
+        return " (vLLM switches it off by itself for multi-head latent attention on this CPU)"
+    return ""
+
+
 def _configured(config: Any) -> list[tuple[bool, str]]:
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     return [
         *_role_and_items(config),
-        (not cache.enable_prefix_caching, "prefix caching off, by which vLLM finds what is loaded"),
+        (not cache.enable_prefix_caching, _PREFIX_CACHING_OFF + _switched_off_by_vllm(config)),
         (cache.prefix_caching_hash_algo not in HASH_BYTES, "this prefix_caching_hash_algo"),
         (cache.cache_dtype not in _KV_DTYPES, f"a KV cache of {cache.cache_dtype} (scales inside)"),
         (
