@@ -20,7 +20,6 @@ from vllm_toy import (
     wrong_answers,
 )
 from vllm_toy_bytes import Watched
-from vllm_toy_config import name_of
 from vllm_toy_held import asked_again_behind_held_saves
 
 from forebay.cache import saves
@@ -352,26 +351,6 @@ def test_what_vllm_hands_out_while_it_is_saved_is_waited_for(
     stats = engine.half.stats()
     assert stats.sources[Source.HOST] == 2
     assert stats.misses[MissReason.SHORT] == stats.misses[MissReason.LAST] == 0
-    assert_nothing_left(engine)
-
-
-def test_a_worker_that_the_next_engine_of_the_process_takes_over_answers_that_one(
-    toy: MakeEngine,
-):
-    earlier = toy()
-    earlier.ask(prompt_of(1, 200), 4)
-    earlier.run()
-    engine = toy()
-    engine.worker.shutdown()
-    engine.workers, earlier.workers = earlier.workers, []
-    engine.worker.register_kv_caches({name_of(0): engine.kv[0]})
-    engine.ask(prompt_of(1, 200), 4)
-    engine.run()
-    assert engine.scheduler.reset_prefix_cache()
-    engine.ask(prompt_of(1, 200), 4)
-    engine.run()
-    assert not wrong_answers(engine)
-    assert engine.half.stats().loaded_bytes == 12 * BLOCK_BYTES
     assert_nothing_left(engine)
 
 

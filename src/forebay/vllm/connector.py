@@ -42,7 +42,7 @@ from forebay.vllm.names import (
     salts_pass_for_loras,
 )
 from forebay.vllm.options import Options
-from forebay.vllm.pair import Pair
+from forebay.vllm.pair import Pair, check_served
 from forebay.vllm.refusals import HASH_BYTES, KINDS, check_cache, check_start
 from forebay.vllm.scheduler.agreement import Agreement, Ranked
 from forebay.vllm.scheduler.half import SchedulerHalf
@@ -61,10 +61,10 @@ _STATS_S = 0.1
 
 @dataclass
 class ForebayOrders(KVConnectorMetadata):
-    """Orders on their way to the worker, of the scheduler of the engine that vLLM calls so."""
+    """Orders on their way to the worker, of the scheduler with this mark."""
 
     orders: Orders
-    engine: str
+    mark: str
 
 
 @dataclass
@@ -108,9 +108,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._kind = KINDS[type(path.kv_cache_spec).__name__]
         if role is KVConnectorRole.WORKER:
             lay_side_by_side(vllm_config, kv_cache_config)
-        self._engine = str(vllm_config.kv_transfer_config.engine_id)
         self._pair = Pair.of(vllm_config)
-        self._served = self._engine
+        self._mark = self._served = ""
+        # Schedulers whose KV cache is not that which the worker has.
+        self._others: set[str] = set()
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._watch = Stopwatch()
@@ -170,7 +171,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 links=self._ranks,
             )
         tell_sizes(settings)
-        self._scheduler = self._pair.scheduler = SchedulerHalf(
+        self._scheduler = SchedulerHalf(
             settings,
             gpu_block_pool,
             key_bytes=HASH_BYTES[config.cache_config.prefix_caching_hash_algo],
@@ -195,6 +196,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             groups=shape.groups,
             hands=lambda: self._pair.worker,
         )
+        self._pair.decided_by(self._scheduler)
+        self._mark = self._pair.mark
 
     def on_new_request(self, request: Any) -> None:
         """A request was queued."""
@@ -226,7 +229,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             )
         loads_come_first(scheduler_output)
         self._watch.step()
-        return ForebayOrders(orders, self._engine)
+        return ForebayOrders(orders, self._mark)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """A step's output came. That of a step without work only comes if it says something."""
@@ -321,27 +324,39 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     # -- in the worker ---------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """vLLM's KV tensors, by layer; new ones replace those before."""
+        """vLLM's KV tensors, by layer; new ones replace those before.
+
+        vLLM leaves a worker's connector to the next engine of its process, where the first was not
+        shut down: then they are that one's, whose scheduler is made behind them.
+        """
+        if self._worker is not None:
+            self._others, self._served = set(Pair.marked()), ""
         self.shutdown()
         device = device_of(kv_caches)
         on_gpu = device.type == "cuda"
-        self._worker = self._pair.worker = WorkerHalf(
+        self._worker = WorkerHalf(
             self._shape,
             self._options,
             kv_caches,
             _current_stream(device) if on_gpu else lambda: 0,
             (lambda: torch.cuda.synchronize(device)) if on_gpu else lambda: None,
         )
+        if self._pair.mark not in self._others:
+            self._pair.worker = self._worker
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, cross_layers_attn_backend: Any) -> None:
         """The same, where vLLM laid all layers of a block side by side (0.26)."""
         self.register_kv_caches({"all layers": kv_cache})
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """A step is about to start: called once for each, with its orders."""
-        # vLLM leaves a worker's connector to the next engine of its process (0.26), where the
-        # first was not shut down: then the scheduler of the pair is not the one that waits.
-        self._served = kv_connector_metadata.engine
+        """A step is about to start: called once for each, with its orders. Raises SettingsError if
+        it is one of an engine for which this is not the worker.
+        """
+        mark = kv_connector_metadata.mark
+        if mark != self._served:
+            slots = self._shape.blocks - 1, self._options.host_slots(self._shape.whole_bytes)
+            check_served(mark, self._others, slots)
+            self._served = mark
         self.worker_half.begin(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -363,7 +378,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> ForebayReport | None:
         """The end of a step, also of one without work, in which `wait_for_save` is not called."""
         worker = self.worker_half
-        scheduler = self._pair.scheduler if self._served == self._engine else None
+        pair = self._pair
+        here = pair.worker is worker and pair.mark == self._served
+        scheduler = pair.scheduler if here else None
         worker.step_over()
         told: tuple[Ranked, ...] = ()
         if scheduler is not None:

@@ -7,9 +7,12 @@ in its pair: orders go out with a step, and news come back with its output.
 
 from __future__ import annotations
 
+import uuid
 import weakref
+from collections.abc import Collection
 from typing import Any
 
+from forebay.errors import SettingsError
 from forebay.vllm.scheduler.half import SchedulerHalf
 from forebay.vllm.worker import WorkerHalf
 
@@ -21,6 +24,12 @@ class Pair:
         self._engine = engine
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
+        self.mark = ""
+        """No other engine's scheduler has it, though its user may have called both the same."""
+
+    def decided_by(self, scheduler: SchedulerHalf) -> None:
+        """`scheduler` is the half that decides from now on."""
+        self.scheduler, self.mark = scheduler, uuid.uuid4().hex
 
     @classmethod
     def of(cls, vllm_config: Any) -> Pair:
@@ -36,6 +45,31 @@ class Pair:
             pair = _pairs[id(engine)] = cls(engine)
         return pair
 
+    @staticmethod
+    def marked() -> dict[str, SchedulerHalf]:
+        """The schedulers of all engines of this process that have one worker, up to now."""
+        halves = ((pair.mark, pair.scheduler) for pair in _pairs.values())
+        return {mark: half for mark, half in halves if half is not None}
+
 
 # A pair keeps its engine's object, so that no other has its id.
 _pairs: weakref.WeakValueDictionary[int, Pair] = weakref.WeakValueDictionary()
+
+
+def check_served(mark: str, others: Collection[str], slots: tuple[int, int]) -> None:
+    """Steps of the scheduler with this `mark` begin at a worker that `others` had before, and that
+    has so many `slots`, device and host. Raises SettingsError where it is not that one's.
+    """
+    if not others:
+        return
+    if mark in others:
+        raise SettingsError(f"this engine's worker has the KV cache of a later one: {_ONE_BY_ONE}")
+    settings = Pair.marked()[mark].settings
+    if (settings.device_slots, settings.host_slots) != slots:
+        raise SettingsError(f"this engine's worker has the sizes of an earlier one: {_ONE_BY_ONE}")
+
+
+_ONE_BY_ONE = (
+    "vLLM has one connector for all workers of a process. Run each engine in one of its own "
+    "(VLLM_ENABLE_V1_MULTIPROCESSING=1), or shut one down before the next begins"
+)
