@@ -35,7 +35,7 @@ NOT_RUN = {
     ("serving.md", "forebay serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8000"),
     ("tuning.md", "forebay tune --model smollm2 --device auto"),
     ("tuning.md", "from forebay.engine.engine import Engine"),
-    ("vllm-details.md", "make test-vllm"),
+    ("vllm-support.md", "make test-vllm"),
     ("vllm.md", "pip install '.[vllm]'"),
     (
         "vllm.md",
@@ -62,7 +62,7 @@ NOT_RUN = {
     ),
 }
 WITH_ITS_OWN_MODEL = "index.md"
-TO_READ = {"architecture.md", "vllm-details.md"}
+TO_READ = {"architecture.md", "vllm-inside.md", "vllm-support.md"}
 
 
 @pytest.fixture(scope="module")
