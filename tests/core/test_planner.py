@@ -82,6 +82,21 @@ def test_a_path_longer_than_the_room_for_leases_is_leased_from_its_root():
     assert made.refused == [1]
 
 
+def test_what_a_sooner_one_leases_is_displaced_by_nobody():
+    """It lay idle on the device, and counted as room until then."""
+    sooner, later = wanted(1, here=20, kept=5, eta_s=100.0), wanted(2, to_load=40, eta_s=100.0)
+    made = plan(sooner, later, obtainable=10, obtainable_protected=40)
+    assert made.bring == [Bring(1, 20, 0, 100.0, False), Bring(2, 15, 15, 100.0, True)]
+
+
+@pytest.mark.parametrize(("spare_s", "due"), [(44.0, True), (46.0, False)])
+def test_a_load_is_due_early_enough_for_the_one_behind_it(spare_s: float, due: bool):
+    """The link serves one after the other: this one takes 45 s of it."""
+    first = wanted(1, to_load=45, eta_s=1e4)
+    second = wanted(2, to_load=30, eta_s=100.0 + 3.0 * 30 + 0.03 + spare_s)
+    assert plan(first, second, copy_room=100).bring[0].protected == due
+
+
 def test_what_has_expired_gets_nothing():
     made = plan(wanted(1, here=1, expires_s=100.0), wanted(2, here=1, expires_s=100.1))
     assert not made.refused

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from forebay.core.arrays import EMPTY_IDS, Ids
 from forebay.core.device_pool import LeaseKind
-from forebay.core.requests import Request, Ticket, Waiting
+from forebay.core.requests import Hint, Request, Ticket, Waiting
 from forebay.core.store import Store
 from forebay.core.waiting import WaitingLine
 
@@ -15,10 +17,10 @@ KEY_BYTES, BLOCK_TOKENS = 8, 4
 
 
 class Line:
-    """A line of requests over a store of 16 device slots, of which all blocks are unsaved."""
+    """A line of requests over a store of 16 slots in each tier."""
 
     def __init__(self) -> None:
-        self.store = Store(KEY_BYTES, 16, 0)
+        self.store = Store(KEY_BYTES, 16, 16)
         self.line = WaitingLine(self.store, BLOCK_TOKENS)
         self._requests = 0
 
@@ -32,6 +34,20 @@ class Line:
         self.store.release(blocks, LeaseKind.HARD)
         self.line.published(namespace, int(found[-1]) if len(found) else -1)
         return np.concatenate([found, blocks])
+
+    def move_to_host(self, path: Ids) -> None:
+        """Save all of `path`, and give up its device slots."""
+        plan = self.store.start_save(1, path)
+        assert plan is not None
+        self.store.end_save(1, len(path), len(path))
+        self.store.device.forget(path[::-1].copy())
+        self.store.left_device(path[::-1].copy())
+
+    def cover(self, entry: Waiting, blocks: int) -> None:
+        """`entry` leases so many of its blocks, which are on the device."""
+        self.store.touch(entry.blocks[:blocks], LeaseKind.PREFETCH)
+        entry.covered, entry.origins = blocks, np.zeros(blocks, np.bool_)
+        self.line.count(entry)
 
     def request(self, namespace: bytes, path: str, **more: bool) -> Request:
         """A request for `path` and one token more."""
@@ -136,6 +152,73 @@ def test_what_is_not_saved_or_not_to_be_read_is_not_waited_for(rig: Line):
     rig.run("xy", EMPTY_IDS)
     assert rig.shared(rig.wait("xyz")) == 2 * BLOCK_TOKENS
     assert rig.shared(rig.wait("xyz", no_cache=True)) == 0
+
+
+def test_who_is_not_to_read_the_cache_matches_nothing(rig: Line):
+    path = rig.publish(b"n", "ab")
+    entry = rig.wait("abc", no_cache=True)
+    rig.publish(b"n", "abc")
+    assert rig.matched(entry) == 0
+    assert not rig.store.device.wanted(path).any()
+
+
+def test_the_last_token_is_computed_whatever_is_cached(rig: Line):
+    rig.publish(b"n", "abc")
+    whole = rig.request(b"n", "abc")
+    assert rig.line.add(replace(whole, tokens=3 * BLOCK_TOKENS)).length == 2
+    assert rig.line.add(replace(whole, id=9)).length == 3
+    copies_the_last = WaitingLine(rig.store, BLOCK_TOKENS, last_too=True)
+    assert copies_the_last.add(replace(whole, tokens=3 * BLOCK_TOKENS)).length == 3
+
+
+def test_counts_follow_what_moves_between_tiers(rig: Line):
+    path = rig.publish(b"n", "abcd")
+    entry = rig.wait("abcd")
+    assert (entry.here, entry.to_load, entry.behind, entry.kept) == (4, 0, 0, 0)
+    rig.move_to_host(path)
+    rig.line.refresh(entry)
+    assert (entry.here, entry.to_load, entry.behind, entry.kept) == (0, 4, 0, 0)
+    loads = rig.store.start_load(2, path[1:2], protected=False)
+    assert loads is not None
+    rig.line.refresh(entry)
+    assert (entry.here, entry.to_load, entry.behind) == (1, 3, 1)
+
+
+def test_a_lease_ends_with_the_block_that_it_is_on(rig: Line):
+    """And those on all that builds on it."""
+    path = rig.publish(b"n", "abcd")
+    entry = rig.wait("abcd")
+    rig.cover(entry, 3)
+    rig.store.unpublish(int(path[1]))
+    assert rig.matched(entry) == 1
+    assert (entry.covered, len(entry.origins)) == (1, 1)
+    assert rig.store.device.leases(path).tolist() == [1, 0, 0, 0]
+    assert rig.store.device.prefetch_leased == 1
+    rig.line.uncover(entry, 0)
+    assert not rig.store.device.leases(path).any()
+    assert (entry.covered, entry.here) == (0, 1)
+
+
+def test_what_others_keep_takes_no_slot(rig: Line):
+    path = rig.publish(b"n", "abcdef")
+    entry = rig.wait("abcdef")
+    rig.cover(entry, 1)
+    assert rig.line.held(entry) == 1
+    rig.store.touch(path[:3], LeaseKind.HARD)
+    assert rig.line.held(entry) == 3
+    rig.line.count(entry)
+    assert (entry.here, entry.kept) == (5, 2)
+
+
+def test_the_line_is_in_order_and_hints_stand_behind_all_that_wait(rig: Line):
+    hint = replace(rig.request(b"n", "a"), hint=Hint(0.0, 1.0), priority=-5, arrival_s=0.0)
+    rig.line.add(hint)
+    late, early, first = (rig.request(b"n", "a") for _ in range(3))
+    for each in (replace(late, arrival_s=9.0), early, replace(first, priority=-1, arrival_s=9.0)):
+        rig.line.add(each)
+    assert [entry.request.id for entry in rig.line] == [first.id, early.id, late.id, hint.id]
+    rig.line.remove(rig.line[early.id])
+    assert [entry.request.id for entry in rig.line] == [first.id, late.id, hint.id]
 
 
 class Reach:
