@@ -30,6 +30,9 @@ from vllm_toy import (
 )
 
 from forebay.core.ledger import MissReason, Source
+from forebay.errors import SettingsError
+from forebay.machine.memory import Memory
+from forebay.transfer import host
 from forebay.transfer.host import HostMemory
 from forebay.transfer.messages import Direction
 
@@ -261,6 +264,17 @@ def test_pitfall_17_no_more_memory_than_was_asked_for(toy: MakeEngine):
     asked = 333 * BLOCK_BYTES + 5
     arena: Any = toy(host_bytes=asked).worker.worker_half._host._arena
     assert arena.size_bytes == 333 * BLOCK_BYTES
+
+
+def test_what_all_workers_take_together_has_to_fit_the_machine(
+    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """The kernel gives it to each, and kills who fills it."""
+    room = Memory(1 << 40, 3 * 400 * BLOCK_BYTES, 0, None, [])
+    monkeypatch.setattr(host, "read_memory", lambda tree: room)
+    toy(ranks=3)
+    with pytest.raises(SettingsError, match="does not fit"):
+        toy(ranks=4)
 
 
 def test_pitfall_19_to_look_up_takes_nothing_and_what_was_found_may_go(toy: MakeEngine):

@@ -58,7 +58,7 @@ class HostMemory:
         self._arena.close()
 
 
-def _plain(size_bytes: int) -> HostArena:
+def require_room(size_bytes: int) -> None:
     """Raises SettingsError for more than is free: the kernel gives it, and kills who fills it."""
     memory = read_memory(Tree())
     if memory.room_bytes is not None and size_bytes > memory.room_bytes:
@@ -66,6 +66,10 @@ def _plain(size_bytes: int) -> HostArena:
             f"a host pool of {show_size(size_bytes)} does not fit: {show_size(memory.room_bytes)} "
             f"are to be had ({memory.bound}); use a smaller one"
         )
+
+
+def _plain(size_bytes: int) -> HostArena:
+    require_room(size_bytes)
     return HostArena(size_bytes)
 
 

@@ -26,6 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 
 from forebay._native import leak_warnings
 from forebay.errors import ProtocolError, SettingsError
+from forebay.transfer.host import require_room
 from forebay.vllm.adapter import (
     frees_idle,
     last_block,
@@ -108,6 +109,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._kind = KINDS[type(path.kv_cache_spec).__name__]
         if role is KVConnectorRole.WORKER:
             lay_side_by_side(vllm_config, kv_cache_config)
+            here = int(parallel.local_world_size)
+            if self._rank % here == 0:
+                # For all of this machine, before any of them has its part.
+                slots = self._options.host_slots(shape.whole_bytes)
+                require_room(slots * shape.whole_bytes * here // self._ranks)
         self._pair = Pair.of(vllm_config)
         self._mark = self._served = ""
         # Schedulers whose KV cache is not that which the worker has.
