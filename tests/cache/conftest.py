@@ -24,8 +24,7 @@ def make_cache():
             host_slots=host_slots,
             window_bytes=BYTES,
             mode=mode,
-            min_load_tokens=0,
-            **settings,
+            **{"min_load_tokens": 0, **settings},
         )
         mover = NativeMover(Pool.of([memory]), Pool.of([host]), window_bytes=BYTES)
         cache = Cache(sizes, mover, key_bytes=4 * TOKENS)

@@ -84,3 +84,31 @@ def test_a_hint_gives_way_to_one_that_is_sooner(cache: Cache, eta_s: float, left
     cache.enqueue(hint(11, 1, 4, eta_s=0.0))
     plan(cache, LATER)
     assert covered(cache) == {10: left, 11: 3}
+
+
+def test_of_two_hints_the_sooner_one_is_brought_first(cache: Cache):
+    cache.enqueue(hint(10, 0, 4, eta_s=500.0))
+    cache.enqueue(hint(11, 1, 4, eta_s=0.0))
+    plan(cache, LATER)
+    assert covered(cache) == {10: 3, 11: 4}
+
+
+def test_whose_turn_has_come_is_left_to_it(cache: Cache):
+    """Look-ahead brings nothing for it, and takes nothing from it for who comes later."""
+    cache.enqueue(request(10, 0, 4))
+    cache.enqueue(request(11, 1, 4, priority=-1))
+    cache._line[10].turn_s = 0.0
+    plan(cache, LATER)
+    assert covered(cache) == {11: 4, 10: 0}
+
+
+def test_only_what_is_long_enough_is_brought(make_cache):
+    cache = make_cache(Mode.LOOK_AHEAD, min_load_tokens=3 * TOKENS)
+    for number in range(6):
+        answer(cache, number, prompt(number))
+    cache.enqueue(request(10, 0, 2))
+    plan(cache, LATER)
+    assert covered(cache) == {10: 0}
+    cache.enqueue(request(11, 0, 3))
+    plan(cache, LATER)
+    assert covered(cache) == {10: 0, 11: 3}
