@@ -81,6 +81,25 @@ def test_a_chat_that_cannot_be_is_refused(served, body):
     assert status == 400, answer
 
 
+def test_of_a_field_of_several_kinds_what_is_wrong_is_told_once(served):
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    for path, body, said in (
+        (
+            CHAT,
+            {"messages": [image]},
+            "messages.0.content.0.type: Input should be 'text'; "
+            "messages.0.content.0.text: Field required",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": 3},
+            "prompt: Input should be a valid string; prompt: Input should be a valid list",
+        ),
+    ):
+        _, _, answer = raw.ask(served.port, path, body)
+        assert json.loads(answer)["error"]["message"] == said
+
+
 def test_unknown_fields_are_ignored_and_null_is_the_default(served):
     body = {"prompt": "a", "max_tokens": 1, "temperature": None, "n": None, "some_new_field": [1]}
     assert raw.ask(served.port, COMPLETIONS, body)[0] == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -118,13 +118,26 @@ async def _not_valid(request: Request, error: Exception) -> Response:
         # A page of another origin can send every other type without being asked first.
         return _told(ApiError(415, "the body is JSON: send content-type: application/json"))
     found = error.errors() if isinstance(error, RequestValidationError) else []
-    told: list[str] = []
-    for one in found[:_MOST_TOLD]:
-        where = ".".join(str(part) for part in one["loc"][1:] if _FIELD.fullmatch(str(part)))[:200]
-        told.append(f"{where}: {one['msg']}" if where else str(one["msg"]))
     first = found[0]["loc"] if found else ()
     param = str(first[1]) if len(first) > 1 else None
-    return _told(ApiError(400, "; ".join(told) or "the body is not valid", param=_plain(param)))
+    return _told(ApiError(400, _wrong(found) or "the body is not valid", param=_plain(param)))
+
+
+def _wrong(found: Sequence[Any]) -> str:
+    """Each field with what is wrong with it, once. Where a field may be of several kinds, what is
+    wrong with a part of it tells more than that it is not of the other kinds.
+    """
+    told: dict[tuple[str, ...], dict[str, None]] = {}
+    for one in found[:_MOST_TOLD]:
+        where = tuple(str(part) for part in one["loc"][1:] if _FIELD.fullmatch(str(part)))
+        told.setdefault(where, {})[str(one["msg"])] = None
+    outer = {where[:depth] for where in told for depth in range(1, len(where))}
+    return "; ".join(
+        f"{'.'.join(where)[:200]}: {message}" if where else message
+        for where, messages in told.items()
+        if where not in outer
+        for message in messages
+    )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
