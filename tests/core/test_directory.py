@@ -132,6 +132,41 @@ def test_duplicates_keep_the_published_block(directory: Directory) -> None:
     assert directory.match(N, path("abcde")).ids.tolist() == [0, 1, 2, 3, 4]
 
 
+def test_keys_may_each_be_a_path_of_one_block(directory: Directory) -> None:
+    directory.insert(N, path("ab"), 0, ids(0, 1))
+    assert directory.match_each(N, path("abca")).tolist() == [0, -1, -1, 0]
+    given = ids(2, 3, 4)
+    assert directory.insert_each(N, path("cab"), given).tolist() == [2, 0, 4]
+    assert given.tolist() == [2, 3, 4]
+    assert directory.match_each(N, path("abcd")).tolist() == [0, 4, 2, -1]
+    assert directory.match(N, path("ab")).ids.tolist() == [0, 1]
+    assert 3 not in directory
+    assert directory.match_each(b"another", path("ab")).tolist() == [-1, -1]
+    assert directory.match_each(N, b"").tolist() == directory.insert_each(N, b"", ids()).tolist()
+    directory.check()
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda directory: directory.match_each(N, b"aaaab"),
+        lambda directory: directory.insert_each(N, b"aaaab", ids(7)),
+        lambda directory: directory.insert_each(N, path("ab"), ids(7)),
+        lambda directory: directory.insert_each(N, path("b"), ids(-1)),
+        lambda directory: directory.insert_each(N, path("b"), ids(0)),
+    ],
+)
+def test_misuse_of_paths_of_one_block_is_refused_without_change(
+    directory: Directory, misuse: Callable[[Directory], object]
+) -> None:
+    directory.insert(N, path("a"), 0, ids(0))
+    before = directory.dump()
+    with pytest.raises(ProtocolError):
+        misuse(directory)
+    assert directory.dump() == before
+    directory.check()
+
+
 def test_split_and_partial_hits(directory: Directory) -> None:
     directory.insert(N, path("abcd"), 0, ids(0, 1, 2, 3))
     directory.insert(N, path("abxy"), 2, ids(4, 5))

@@ -51,6 +51,7 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
+  std::size_t key_bytes() const { return key_bytes_; }
   std::int64_t size() const { return published_; }
   std::int64_t node_count() const { return nodes_.count(); }
   std::int64_t nodes_made() const { return nodes_.made(); }

@@ -100,6 +100,46 @@ nb::object insert(Directory& self, nb::handle name, nb::handle keys, nb::handle 
   return result.array();
 }
 
+// Of keys that are paths of one block: as many as there are.
+std::size_t paths_of(const Directory& self, KeyBytes keys) {
+  if (keys.size() % self.key_bytes() == 0) return keys.size() / self.key_bytes();
+  throw ProtocolError("keys must be a whole number of " + std::to_string(self.key_bytes()) +
+                      "-byte block keys; got " + std::to_string(keys.size()) + " bytes");
+}
+
+KeyBytes path_at(const Directory& self, KeyBytes keys, std::size_t at) {
+  return keys.subspan(at * self.key_bytes(), self.key_bytes());
+}
+
+nb::object match_each(const Directory& self, nb::handle name, nb::handle keys) {
+  const std::string_view space = name_argument(name);
+  const KeyBytes paths = keys_argument(keys);
+  const std::size_t count = paths_of(self, paths);
+  IdsResult result(count);
+  for (std::size_t at = 0; at < count; ++at) {
+    const Directory::Found found = self.match(space, path_at(self, paths, at), nullptr);
+    result.data()[at] = kNoBlock;
+    if (found.blocks) self.read(found, 0, result.data() + at);
+  }
+  return result.array();
+}
+
+nb::object insert_each(Directory& self, nb::handle name, nb::handle keys, nb::handle ids) {
+  const std::string_view space = name_argument(name);
+  const KeyBytes paths = keys_argument(keys);
+  const IdsArgument given(ids, "block ids");
+  if (paths_of(self, paths) != given.values().size()) {
+    throw ProtocolError("each path of one block takes one id");
+  }
+  IdsResult result(given.values());
+  for (std::size_t at = 0; at < given.values().size(); ++at) {
+    const std::vector<std::int32_t> present = self.insert(
+        space, path_at(self, paths, at), 0, given.values().subspan(at, 1), nullptr);
+    if (!present.empty()) result.data()[at] = present[0];
+  }
+  return result.array();
+}
+
 nb::object remove_leaves(Directory& self, nb::handle blocks) {
   const IdsArgument given(blocks, "blocks");
   const std::vector<std::uint8_t> removed = self.remove_leaves(given.values());
@@ -142,6 +182,8 @@ void bind_tree(nb::module_& module) {
       .def("match", &match, nb::arg("namespace"), nb::arg("keys"), nb::arg("session").none())
       .def("insert", &insert, nb::arg("namespace"), nb::arg("keys"), nb::arg("first"),
            nb::arg("ids"), nb::arg("session").none())
+      .def("match_each", &match_each, nb::arg("namespace"), nb::arg("keys"))
+      .def("insert_each", &insert_each, nb::arg("namespace"), nb::arg("keys"), nb::arg("ids"))
       .def("is_leaf",
            [](const Directory& self, nb::handle block) {
              return self.is_leaf(integer_argument(block));

@@ -131,6 +131,24 @@ class Directory:
         """
         return self._trees.insert(namespace, keys, first, ids, session)
 
+    def match_each(self, namespace: bytes, keys: bytes) -> NDArray[np.int32]:
+        """For each of ``keys`` the block that is published as a path of it alone, or -1.
+
+        Changes nothing. Raises :class:`ProtocolError` for keys of the wrong width.
+        """
+        return self._trees.match_each(namespace, keys)
+
+    def insert_each(
+        self, namespace: bytes, keys: bytes, ids: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Publishes each of ``ids`` as a path of one block, that of the key at its place.
+
+        Returns the block that is published at each place, as :meth:`insert` does, read-only. Raises
+        :class:`ProtocolError` for keys of the wrong width or another number of them, and for an id
+        to be added that is negative or published elsewhere; those before it are published then.
+        """
+        return self._trees.insert_each(namespace, keys, ids)
+
     def is_leaf(self, block: int) -> bool:
         """Whether the published block has no published child: it may be removed."""
         return self._trees.is_leaf(block)

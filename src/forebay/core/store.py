@@ -193,6 +193,12 @@ class Store:
         self._published.put(blocks[canonical == blocks], True)
         return canonical
 
+    def publish_each(self, namespace: bytes, keys: bytes, blocks: Ids) -> Ids:
+        """The same, where each of `keys` is a path of its own."""
+        canonical = self.directory.insert_each(namespace, keys, blocks)
+        self._published.put(blocks[canonical == blocks], True)
+        return canonical
+
     def wrote(self, blocks: Ids, step: int) -> None:
         """`step` writes `blocks`: copies out of them, and into their slots, come after it."""
         self.device.wrote(blocks, step)

@@ -132,12 +132,16 @@ class Beside:
         """The blocks of `group` that a hit needs at `end`: ours, and the slots in which vLLM has
         them, -1 where there is none. None if one of them is nowhere.
         """
-        hashes = record.request.block_hashes[group.first(end) : end]
-        space, match = _space(namespace, group), self._store.match
-        found = [match(space, each).ids for each in hashes]
-        ours = np.array([ids[0] if len(ids) else -1 for ids in found], np.int32)
-        theirs = cached_blocks(self._pool, hashes, group.number)
-        slots = np.array([-1 if each is None else each.block_id for each in theirs], np.int32)
+        first, store = group.first(end), self._store
+        hashes = record.request.block_hashes
+        keys = b"".join(hashes[first:end])
+        ours = store.directory.match_each(_space(namespace, group), keys).copy()
+        slots = np.full(len(ours), -1, np.int32)
+        known = np.flatnonzero(ours >= 0)
+        slots[known] = store.device.slot_of(ours[known])
+        lacking = np.flatnonzero(slots < 0)
+        theirs = cached_blocks(self._pool, _some(hashes, first, lacking), group.number)
+        slots[lacking] = [-1 if each is None else each.block_id for each in theirs]
         return None if ((ours < 0) & (slots < 0)).any() else (ours, slots)
 
     def _take_in(
@@ -151,22 +155,19 @@ class Beside:
         again = known[(store.device.slot_of(ours[known]) < 0) & (slots[known] >= 0)]
         if len(again):
             # Host memory alone had them, and vLLM computed them once more.
-            self._device.offer(
-                slots[again], [hashes[first + int(at)] for at in again], group.number
-            )
+            self._device.offer(slots[again], _some(hashes, first, again), group.number)
             store.turned_up(ours[again])
             store.wrote(ours[again], store.newest_step)
         new = np.flatnonzero(ours < 0)
         if not len(new):
             return ours
-        contents = [hashes[first + int(at)] for at in new]
+        contents = _some(hashes, first, new)
         self._device.offer(slots[new], contents, group.number)
         blocks = store.compute(len(new), protected=False)
         if blocks is None:
             raise ProtocolError("vLLM's own blocks found no place in the books")
         store.wrote(blocks, store.newest_step)
-        for place, content in enumerate(contents):
-            store.publish(_space(namespace, group), content, 0, blocks[place : place + 1])
+        store.publish_each(_space(namespace, group), b"".join(contents), blocks)
         store.release(blocks, LeaseKind.HARD)
         self._tell(group, record, (first + new).tolist(), blocks)
         self._saves.again(blocks)
@@ -186,6 +187,12 @@ class Beside:
                 lora_of(request),
                 group.number,
             )
+
+
+def _some(hashes: list[bytes], first: int, places: NDArray[np.intp]) -> list[bytes]:
+    """The hashes of blocks at `places`, which count from place `first`."""
+    counted: list[int] = places.tolist()
+    return [hashes[first + place] for place in counted]
 
 
 def _space(namespace: bytes, group: Group) -> bytes:
