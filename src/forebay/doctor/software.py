@@ -13,7 +13,7 @@ import forebay
 from forebay.doctor.finding import Finding, Level, Machine
 from forebay.machine.sizes import show_size
 from forebay.release import INSTALL_SERVER
-from forebay.vllm.adapter import TRIED, version_of
+from forebay.vllm.adapter import TRIED, TRIED_SPAN, version_of
 from forebay.vllm.plugin import GROUP, NAME
 
 _SERVING = "forebay serve, chat and demo cannot start; `Cache` under your own loop can"
@@ -79,9 +79,8 @@ def check_vllm() -> Iterator[Finding]:
     if version_of(version) in TRIED:
         yield Finding("vLLM", Level.OK, f"{version}, a release line that was tried")
     else:
-        tried = ", ".join(f"{major}.{minor}" for major, minor in TRIED)
         limits = "it was not tried with this version of Forebay"
-        yield Finding("vLLM", Level.WARN, version, limits, f"one of {tried} was")
+        yield Finding("vLLM", Level.WARN, version, limits, f"{TRIED_SPAN} was")
 
 
 def check_torch(machine: Machine) -> Iterator[Finding]:

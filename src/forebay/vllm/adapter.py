@@ -15,10 +15,12 @@ from forebay.errors import SettingsError
 from forebay.vllm.drafts import drafts_in_cache
 from forebay.vllm.groups import ONE_GROUP, Groups, read_groups
 
-TRIED = ((0, 26), (0, 32), (0, 33))
-"""Release lines that this was tried with: 0.26 on GPUs, 0.32 by the tests, on a CPU; and with the
-scheduler and block pool of all three.
+TRIED = tuple((0, minor) for minor in range(26, 34))
+"""Release lines that this was tried with, without a gap: the scheduler and block pool of each, 0.26
+on GPUs, 0.32 by the tests, on a CPU.
 """
+TRIED_SPAN = "{}.{} to {}.{}".format(*TRIED[0], *TRIED[-1])
+"""The same, for who is told."""
 
 _GROUP_BYTES = 4
 """vLLM appends the number of a block's group to its hash, in so many bytes."""

@@ -9,9 +9,9 @@ from forebay.vllm.adapter import VllmRequest, version_of
 
 def ends_of_prompts_are_misnamed(version: str) -> bool:
     """Whether vLLM, of the items in a block that a prompt leaves partly filled, puts the last one
-    alone into the block's name: 0.26 does.
+    alone into the block's name: those before 0.31 do.
     """
-    return (version_of(version) or (0, 0)) < (0, 32)
+    return (version_of(version) or (0, 0)) < (0, 31)
 
 
 class Item(NamedTuple):
@@ -30,9 +30,9 @@ def items_of(request: VllmRequest) -> list[Item]:
 
 def salts_pass_for_loras(config: Any, version: str) -> bool:
     """Whether vLLM names a prompt's first block alike for a `cache_salt` and for a LoRA of that
-    name: 0.26 puts one or the other behind its tokens and does not say which, 0.32 says it.
+    name: before 0.31 it puts one or the other behind its tokens and does not say which.
     """
-    return config.lora_config is not None and (version_of(version) or (0, 0)) < (0, 32)
+    return config.lora_config is not None and (version_of(version) or (0, 0)) < (0, 31)
 
 
 def items_depend_on_steps(config: Any) -> bool:

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from forebay.errors import SettingsError
-from forebay.vllm.adapter import TRIED, version_of
+from forebay.vllm.adapter import TRIED, TRIED_SPAN, version_of
 from forebay.vllm.drafts import untried_drafts
 from forebay.vllm.groups import reasons_of
 
@@ -132,7 +132,7 @@ def _role_and_items(config: Any) -> list[tuple[bool, str]]:
     items = model.multimodal_config
     return [
         (role not in (None, "kv_both", "kv_producer"), f"the kv_role {role} (take kv_producer)"),
-        # 0.32 sets that for all models, 0.33 where images may come.
+        # From 0.28 on; 0.32 sets that for all models, 0.33 where images may come.
         (
             getattr(items, "allow_missing_mm_embeddings", False),
             f"multimodal models in the kv_role {role}, for which vLLM takes embeddings from "
@@ -194,7 +194,5 @@ def _latents(spec: Any) -> list[tuple[bool, str]]:
 
 def _note_version(version: str) -> None:
     if version_of(version) not in TRIED:
-        known = ", ".join(f"{major}.{minor}" for major, minor in TRIED)
-        _logger.warning(
-            "vLLM %s was not tried with this version of Forebay; tried were %s", version, known
-        )
+        said = "vLLM %s was not tried with this version of Forebay; tried was %s"
+        _logger.warning(said, version, TRIED_SPAN)
