@@ -118,10 +118,14 @@ class Beside:
             if there is None:
                 return
             found.append((group, there))
-        parts = [
-            self._take_in(namespace, group, record, len(path), *there) for group, there in found
-        ]
-        blocks = np.concatenate([path[-1:], *parts])
+        parts, new = [path[-1:]], list[Ids]()
+        for group, (ours, slots) in found:
+            lacking = ours < 0
+            parts.append(self._take_in(namespace, group, record, len(path), ours, slots))
+            new.append(parts[-1][lacking])
+        # Of all groups together: each save costs its own work.
+        self._saves.again(np.concatenate(new))
+        blocks = np.concatenate(parts)
         self._is_end.put(path[-1:], True)
         self._ends[int(path[-1])] = (blocks, self._store.serials(blocks))
         self._line.reached(namespace, record.keys()[: len(path) * self._store.key_bytes])
@@ -170,7 +174,6 @@ class Beside:
         store.publish_each(_space(namespace, group), b"".join(contents), blocks)
         store.release(blocks, LeaseKind.HARD)
         self._tell(group, record, (first + new).tolist(), blocks)
-        self._saves.again(blocks)
         ours[new] = blocks
         return ours
 
