@@ -223,6 +223,43 @@ def test_a_load_that_two_want_is_stopped_when_both_are_gone(rig: Rig):
     assert rig.mover.cancelled == [load]
 
 
+def test_a_load_that_is_late_for_one_and_in_time_for_another_stops_no_link(ahead: Rig):
+    ahead.cache.rates.prefill_tokens_per_s.value = 4.0 * TOKENS
+    now, later = ahead.ask(0, 3), ahead.ask(0, 3)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.covered(later) == 3
+    assert ahead.admit(now) is NotYet.LOADING
+    for waited_s in (1.1, 2.0):  # past its bound, then past two of them and the grace
+        ahead.clock.now_s += waited_s
+        ticket = ahead.admit(now)
+    assert isinstance(ticket, Ticket)
+    assert (ticket.cached_tokens, ticket.misses["late"]) == (0, 3)
+    assert not ahead.cache.stats().link_stopped
+    assert not ahead.mover.cancelled
+    ahead.mover.end(ahead.load())
+    ahead.cache.poll()
+    other = ahead.cache.admit(later, first=True)
+    assert isinstance(other, Ticket)
+    assert other.sources["host"] == 3
+
+
+def test_a_link_that_brings_nothing_stops_though_others_want_the_load_still(ahead: Rig):
+    ahead.cache.rates.prefill_tokens_per_s.value = 4.0 * TOKENS
+    line = [ahead.ask(0, 3) for _ in range(20)]
+    for _ in line:
+        ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert all(ahead.covered(each) == 3 for each in line)
+    for each in line:
+        while not isinstance(ahead.admit(each), Ticket):
+            ahead.clock.now_s += 0.5
+        if ahead.cache.stats().link_stopped:
+            break
+        ahead.cache.abort(each)
+    # Four times what it should take, and the grace.
+    assert 4 * 3.0 + 1.0 < ahead.clock.now_s < 4 * 3.0 + 5.0
+    assert not ahead.mover.cancelled
+
+
 def test_what_is_issued_already_is_not_stopped(rig: Rig):
     request = rig.ask(0)
     rig.admit(request)

@@ -151,10 +151,23 @@ class Loads:
             return NotYet.LOADING
         if waited_s <= 2 * bound_s + self._settings.give_up_grace_s:
             return NotYet.LOADING
-        # The link does not even end what was cancelled. Its blocks stay out of everybody's reach.
-        self.link.hangs(unready, now_s)
+        self.link.hangs(self._hanging(unready, now_s), now_s)
         self._limit(entry, self._first_of(entry, unready), MissReason.LATE)
         return None
+
+    def _hanging(self, transfers: set[int], now_s: float) -> set[int]:
+        """Those of `transfers`, waited for in vain, that show that the link has stopped.
+
+        It does not even end what was cancelled or fully issued. What others want is not cancelled:
+        slow for one who waits, it may be in time for them.
+        """
+        flights = filter(None, map(self._flights.get, transfers))
+        begun_s = now_s - self.longest_s
+        return {
+            flight.id
+            for flight in flights
+            if flight.cancelled or flight.issued or flight.submitted_s < begun_s
+        }
 
     def patience_s(self, entry: Waiting, now_s: float) -> float:
         """How much longer `entry`, whose turn has come, waits for its loads before it gives up."""
