@@ -74,6 +74,25 @@ def test_slots_that_a_load_may_have_torn_are_out_of_use(rig: Rig):
     rig.store.release(path, LeaseKind.PREFETCH)
 
 
+def test_where_a_load_that_never_completed_may_read_yet_nothing_else_comes(rig: Rig):
+    path = rig.sole(4)
+    torn = path[1:3]
+    slots = rig.store.host.slot_of(torn).tolist()
+    rig.store.end_load(rig.load(path), 1, range(1, 3))
+    rig.store.release(path, LeaseKind.PREFETCH)
+    # It is found and loaded there as before, and stays there when nobody finds it any more.
+    rig.store.end_load(rig.load(path[1:]), 3, range(0))
+    rig.store.release(path[1:], LeaseKind.PREFETCH)
+    rig.store.unpublish(int(path[0]))
+    assert rig.store.host.held(torn).all()
+    others = rig.compute(5)
+    plan = rig.store.start_save(rig.next_id(), others, displacing=True)
+    assert plan is not None
+    assert len(plan.destinations) == 5
+    assert set(plan.destinations.tolist()).isdisjoint(slots)
+    assert rig.store.host.tier.free == 8 - 5 - 2
+
+
 def test_host_slots_that_a_save_may_have_torn_are_out_of_use(rig: Rig):
     path = rig.compute(4)
     rig.store.end_save(rig.save(path), 1, 3)

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` does it")
 
-from vllm_toy import BLOCK_BYTES, LANES, MakeEngine, answers, prompt_of
+from vllm_toy import BLOCK_BYTES, LANES, Asked, MakeEngine, ToyEngine, answers, prompt_of
 
+from forebay.core.host import HostPool
 from forebay.transfer.messages import Direction
 from forebay.vllm import worker
-from forebay.vllm.scheduler import pool
 
 
 @pytest.mark.parametrize("rule", ["kept", "broken"])
@@ -53,32 +53,71 @@ def test_a_save_that_hangs_holds_one_step_and_no_more(
     assert again.given == answers(again.prompt, 4) or rule == "broken"
 
 
-@pytest.mark.parametrize("rule", ["kept", "broken"])
-def test_what_a_lost_copy_may_write_yet_is_not_found(
-    toy: MakeEngine, monkeypatch: pytest.MonkeyPatch, rule: str
-):
-    """A step waited for it, and ran when it was copied without it: so vLLM knows its block."""
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch):
+    """A copy that does not end counts as lost soon, and a step does not wait for it for long."""
     mover = functools.partial(worker.NativeMover, window_timeout_s=0.3)
     monkeypatch.setattr(worker, "NativeMover", mover)
     monkeypatch.setattr(worker, "_AWAIT_S", 0.05)
-    if rule == "broken":
-        monkeypatch.setattr(pool, "uncache", lambda pool, slots: None)
+
+
+def asked_again_over_loads_that_hang(toy: MakeEngine, answer: int) -> tuple[ToyEngine, Asked]:
     engine = toy(blocks=100, host_bytes=13 * BLOCK_BYTES, window_bytes=BLOCK_BYTES)
     engine.ask(prompt_of(1, 200), 1)
     engine.run()
     assert engine.scheduler.reset_prefix_cache()
     for lane in LANES:
         engine.mover.hold_lane(Direction.LOAD, lane)
-    found = engine.ask(prompt_of(1, 200), 8)
-    engine.run()
-    assert found.given == answers(found.prompt, 8)
-    assert engine.half.stats().failed_loads == 1
-    # Something else comes to where the lost copy reads.
-    engine.ask(prompt_of(2, 200), 1)
-    engine.run()
+    return engine, engine.ask(prompt_of(1, 200), answer)
+
+
+def let_go(engine: ToyEngine) -> None:
+    """And they go on, at once."""
     for lane in LANES:
         engine.mover.release_lane(Direction.LOAD, lane)
     time.sleep(0.2)
+
+
+def forget_who_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a copy that never completed had ended: other things come to where it reads."""
+    monkeypatch.setattr(HostPool, "keep", functools.partialmethod(HostPool.unhold, on_device=False))
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_what_is_found_where_a_lost_copy_writes_later_stays_the_same(
+    toy: MakeEngine, impatient: None, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """A step waited for it, and ran when it was copied without it: so vLLM knows its block."""
+    if rule == "broken":
+        forget_who_reads(monkeypatch)
+    engine, found = asked_again_over_loads_that_hang(toy, 8)
+    engine.run()
+    assert found.given == answers(found.prompt, 8)
+    assert engine.half.stats().failed_loads == 1
+    engine.ask(prompt_of(2, 200), 1)
+    engine.run()
+    let_go(engine)
     again = engine.ask(prompt_of(1, 200), 8)
     engine.run()
     assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
+
+
+@pytest.mark.parametrize("rule", ["kept", "broken"])
+def test_what_runs_where_a_lost_copy_writes_meanwhile_goes_on_over_the_same(
+    toy: MakeEngine, impatient: None, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    if rule == "broken":
+        forget_who_reads(monkeypatch)
+    engine, found = asked_again_over_loads_that_hang(toy, 200)
+    engine.step()
+    time.sleep(0.5)
+    for _ in range(20):
+        engine.step()
+    assert engine.half.stats().failed_loads == 1
+    engine.ask(prompt_of(2, 200), 1)
+    for _ in range(40):
+        engine.step()
+    assert len(found.given) < 150
+    let_go(engine)
+    engine.run()
+    assert (found.given == answers(found.prompt, 200)) == (rule == "kept")

@@ -271,11 +271,15 @@ class Store:
         return missing
 
     def _never_came(self, missing: Ids, torn: Ids) -> None:
-        """Of a load that ended blocks are `missing`, the slots of `torn` ones for good."""
+        """Of a load that ended blocks are `missing`. The copy of `torn` ones may go on yet, out of
+        slots that stay theirs and into slots that nobody gets.
+        """
         self.device.quarantine(torn)
         self.counters.quarantined += len(torn)
-        self.device.forget(missing[~np.isin(missing, torn)])
-        self.host.unhold(missing, on_device=False)
+        self.host.keep(torn)
+        untouched = missing[~np.isin(missing, torn)]
+        self.device.forget(untouched)
+        self.host.unhold(untouched, on_device=False)
         self._note_moved(missing)
         self._bury(missing)
 

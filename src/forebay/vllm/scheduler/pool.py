@@ -238,9 +238,8 @@ class VllmDevicePool:
         self._pool.free_blocks(reversed(given_back))
 
     def quarantine(self, blocks: Ids) -> None:
-        # vLLM's reference on them stays: the pool never hands them out again. It may find them
-        # already, where a step waited for them, and the copy may yet write what is elsewhere now.
-        uncache(self._pool, self._books.slot_of(blocks).tolist())
+        # vLLM's reference on them stays: the pool never hands them out again. Where a step waited
+        # for them it finds them, and what the copy may yet write is what they have.
         self._disown(blocks)
         self._books.leave(blocks)
         self._books.quarantine(len(blocks))
