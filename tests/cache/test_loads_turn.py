@@ -2,155 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
-from fakes import FakeClock
 from small_cache import TOKENS
+from turn_rig import BYTES, Rig
 
-from forebay import Cache, CacheSettings, Mode
+from forebay import Mode
 from forebay.core.planner import Running
-from forebay.core.requests import Growth, NotYet, Request, Ticket
-from forebay.transfer.messages import (
-    Completion,
-    Direction,
-    Outcome,
-    Report,
-    Transfer,
-    TransferClass,
-)
+from forebay.core.requests import NotYet, Ticket
+from forebay.transfer.messages import Outcome, TransferClass
 
-BYTES = 1000
 LOAD_S = 4.0
 """Of four blocks."""
-
-
-class ListMover:
-    """Notes what it is told, and reports what a test lets happen."""
-
-    def __init__(self) -> None:
-        self.flying: dict[int, Transfer] = {}
-        self.cancelled: list[int] = []
-        self.expedited: list[int] = []
-        self._report = Report((), (), 0)
-
-    @property
-    def loads(self) -> dict[int, TransferClass]:
-        loads = (each for each in self.flying.values() if each.direction is Direction.LOAD)
-        return {each.id: each.transfer_class for each in loads}
-
-    def submit(self, transfers: Sequence[Transfer]) -> None:
-        self.flying.update({each.id: each for each in transfers})
-
-    def cancel(self, ids: Sequence[int]) -> None:
-        self.cancelled += ids
-
-    def expedite(self, ids: Sequence[int], transfer_class: TransferClass, _: float) -> None:
-        assert transfer_class is TransferClass.DEMAND
-        self.expedited += ids
-
-    def step_launched(self, step: int, stream: int = 0) -> None: ...
-
-    def wait(self, *_: object, **__: object) -> None: ...
-
-    def end(self, transfer: int, outcome: Outcome = Outcome.DONE, done: int | None = None) -> None:
-        """Of its blocks the first `done` have landed."""
-        blocks = len(self.flying.pop(transfer).sources)
-        landed = blocks if done is None else done
-        size = landed * BYTES
-        completion = Completion(transfer, outcome, landed, landed, size, 0.0, 1.0, "")
-        self._report = Report((), (*self._report.completions, completion), 0)
-
-    def issue(self, transfer: int) -> None:
-        self._report = Report((transfer,), (), 0)
-
-    def poll(self) -> Report:
-        report, self._report = self._report, Report((), (), 0)
-        return report
-
-
-class Rig:
-    """A cache over eight device blocks; four prompts of four are in host memory, two alone there.
-
-    The link takes a second for a block, and to compute one takes a hundred.
-    """
-
-    def __init__(
-        self, mode: Mode, *, in_flight_s: float = 100.0, waits_on_host: bool = False
-    ) -> None:
-        self.mover, self.clock = ListMover(), FakeClock()
-        sizes = CacheSettings(
-            block_tokens=TOKENS,
-            block_bytes=BYTES,
-            device_slots=8,
-            host_slots=64,
-            window_bytes=BYTES,
-            mode=mode,
-            min_load_tokens=0,
-            prefetch_share=0.9,
-            link_bytes_per_s=float(BYTES),
-            saves_in_flight_s=100.0,
-            in_flight_s=in_flight_s,
-            waits_on_host=waits_on_host,
-            give_up_grace_s=1.0,
-        )
-        self.cache = Cache(sizes, self.mover, key_bytes=4 * TOKENS, clock=self.clock)
-        rates = self.cache.rates
-        for rate, value in (
-            (rates.link_bytes_per_s, float(BYTES)),
-            (rates.prefill_tokens_per_s, TOKENS / 100.0),
-            (rates.step_s, 0.01),
-            (rates.load_latency_s, 0.0),
-        ):
-            rate.value, rate.weight, rate.samples = value, 0.0, 1
-        self._requests = 0
-        for path in range(4):
-            ticket = self.cache.admit(self.ask(path), first=True)
-            assert isinstance(ticket, Ticket)
-            self.compute(ticket)
-            for transfer in list(self.mover.flying):
-                self.mover.end(transfer)
-            self.cache.poll()
-
-    def ask(self, path: int, blocks: int = 4, **more: int) -> int:
-        self._requests += 1
-        keys = (1000 * path + np.arange(blocks * TOKENS)).astype(np.int32).tobytes()
-        self.cache.enqueue(
-            Request(
-                id=self._requests,
-                namespace=b"n",
-                keys=keys,
-                tokens=blocks * TOKENS + 1,
-                max_answer_tokens=1,
-                arrival_s=float(self._requests),
-                **more,
-            )
-        )
-        return self._requests
-
-    def compute(self, ticket: Ticket) -> None:
-        """Run the request as if it had one token less, so that four requests fill the pool."""
-        tokens = 4 * TOKENS
-        assert self.cache.grow(ticket, tokens) is Growth.GROWN
-        start = min(ticket.cached_tokens, tokens - 1)
-        step = self.cache.begin_step([(ticket, start, tokens - start)])
-        self.cache.step_launched(step)
-        self.cache.commit(ticket, ticket.request.keys)
-        self.cache.finish(ticket)
-        self.cache.poll()
-
-    def admit(self, request: int, *, first: bool = True) -> Ticket | NotYet:
-        self.cache.poll()
-        return self.cache.admit(request, first=first)
-
-    def load(self) -> int:
-        """The only load in flight."""
-        (transfer,) = self.mover.loads
-        return transfer
-
-    def covered(self, request: int) -> int:
-        return self.cache._line[request].covered
 
 
 @pytest.fixture
@@ -267,28 +129,6 @@ def test_what_is_issued_already_is_not_stopped(rig: Rig):
     rig.cache.poll()
     rig.cache.abort(request)
     assert not rig.mover.cancelled
-
-
-def test_the_first_takes_back_what_the_last_in_line_has_and_stops_its_load(ahead: Rig):
-    last, middle = ahead.ask(0, 2, priority=9), ahead.ask(1, 2, priority=8)
-    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
-    assert (ahead.covered(middle), ahead.covered(last)) == (2, 2)
-    loads = list(ahead.mover.loads)
-    first = ahead.ask(5, 5)
-    ahead.admit(first)
-    assert (ahead.covered(middle), ahead.covered(last)) == (2, 0)
-    assert ahead.mover.cancelled == [loads[-1]]
-
-
-def test_nothing_is_taken_back_where_that_would_not_make_the_room(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
-    assert ahead.cache.grow(ticket, 3 * TOKENS) is Growth.GROWN
-    later = ahead.ask(0, 2)
-    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
-    assert ahead.covered(later) == 2
-    assert ahead.admit(ahead.ask(5, 6, priority=-1)) is NotYet.FULL
-    assert ahead.covered(later) == 2
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.CANCELLED, Outcome.FAILED])

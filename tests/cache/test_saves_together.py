@@ -2,50 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
-
 import numpy as np
 import pytest
-from computed_paths import KEY_BYTES, ComputedPaths
+from computed_saves import BLOCK_BYTES, Computed
 
 from forebay.cache import saves as module
-from forebay.cache.parts import Parts
-from forebay.cache.saves import Saves
-from forebay.config import CacheSettings
-from forebay.core.store import Store
-from forebay.transfer.messages import Transfer
-
-BLOCK_BYTES, SLOTS = 1 << 20, 64
-
-
-class Sent:
-    """A mover that takes note of what it is given."""
-
-    def __init__(self) -> None:
-        self.transfers: list[Transfer] = []
-
-    def submit(self, transfers: Sequence[Transfer]) -> None:
-        self.transfers += transfers
-
-
-class Computed:
-    """Saves over a store that computes paths."""
-
-    def __init__(self) -> None:
-        settings = CacheSettings(
-            block_tokens=16, block_bytes=BLOCK_BYTES, device_slots=SLOTS, host_slots=SLOTS
-        )
-        self.store = Store(KEY_BYTES, SLOTS, SLOTS)
-        self.sent = Sent()
-        self.saves = Saves(Parts.over(settings, self.store, cast("Any", self.sent)))
-        self.compute = ComputedPaths(self.store).compute
-
-    def saved(self) -> list[list[int]]:
-        """The device slots of each transfer that a flush starts."""
-        self.sent.transfers.clear()
-        self.saves.flush(0.0)
-        return [each.sources.tolist() for each in self.sent.transfers]
 
 
 def test_small_runs_go_in_one_transfer():

@@ -1,0 +1,153 @@
+"""Who may take room from whom, and what waits for room is not taken from it again."""
+
+from __future__ import annotations
+
+import pytest
+from small_cache import TOKENS
+from turn_rig import BYTES, Rig
+
+from forebay import Mode
+from forebay.core.planner import Running
+from forebay.core.requests import Growth, NotYet, Ticket
+from forebay.transfer.messages import Outcome
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(Mode.ASYNCHRONOUS)
+
+
+@pytest.fixture
+def ahead() -> Rig:
+    return Rig(Mode.LOOK_AHEAD)
+
+
+def test_the_first_takes_back_what_the_last_in_line_has_and_stops_its_load(ahead: Rig):
+    last, middle = ahead.ask(0, 2, priority=9), ahead.ask(1, 2, priority=8)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert (ahead.covered(middle), ahead.covered(last)) == (2, 2)
+    loads = list(ahead.mover.loads)
+    first = ahead.ask(5, 5)
+    ahead.admit(first)
+    assert (ahead.covered(middle), ahead.covered(last)) == (2, 0)
+    assert ahead.mover.cancelled == [loads[-1]]
+
+
+def test_nothing_is_taken_back_where_that_would_not_make_the_room(ahead: Rig):
+    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
+    assert isinstance(ticket, Ticket)
+    assert ahead.cache.grow(ticket, 3 * TOKENS) is Growth.GROWN
+    later = ahead.ask(0, 2)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.covered(later) == 2
+    assert ahead.admit(ahead.ask(5, 6, priority=-1)) is NotYet.FULL
+    assert ahead.covered(later) == 2
+
+
+def test_who_takes_leases_back_to_load_keeps_its_own(ahead: Rig):
+    later = [ahead.ask(0, 4, priority=9), ahead.ask(1, 2, priority=8)]
+    for _ in range(2):
+        ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert [ahead.covered(each) for each in later] == [4, 2]
+    first = ahead.ask(2, 4)
+    assert ahead.cache.admit(first, first=True) is NotYet.FULL
+    assert ahead.covered(later[0]) == 0
+    assert ahead.covered(first) > 0
+
+
+def test_who_takes_leases_back_in_vain_keeps_its_own(ahead: Rig):
+    """What a running request uses too is no room, whoever gives up its lease on it."""
+    assert isinstance(ahead.cache.admit(ahead.ask(2), first=True), Ticket)
+    first, later = ahead.ask(0, 1, priority=-1), ahead.ask(2)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert (ahead.covered(first), ahead.covered(later)) == (1, 4)
+    ahead.cache._loads.revoke(7, spare=ahead.cache._line[first])
+    assert (ahead.covered(first), ahead.covered(later)) == (1, 0)
+
+
+def test_its_own_leases_are_no_room_that_the_first_could_take_back(ahead: Rig):
+    first, later = ahead.ask(0, 3), ahead.ask(1, 1)
+    for _ in range(2):
+        ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert (ahead.covered(first), ahead.covered(later)) == (3, 1)
+    ahead.cache._loads.revoke(6, spare=ahead.cache._line[first])
+    assert ahead.covered(later) == 1
+    ahead.cache._loads.revoke(5, spare=ahead.cache._line[first])
+    assert ahead.covered(later) == 0
+
+
+def test_what_look_ahead_had_no_room_for_is_counted_when_its_turn_comes(ahead: Rig):
+    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
+    assert isinstance(ticket, Ticket)
+    assert ahead.cache.grow(ticket, 8 * TOKENS) is Growth.GROWN
+    request = ahead.ask(0)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    refused = [ahead.cache.stats().prefetch_bytes["refused"]]
+    for _ in range(2):
+        assert ahead.cache.admit(request, first=True) is NotYet.FULL
+        refused.append(ahead.cache.stats().prefetch_bytes["refused"])
+    assert refused == [0, 4 * BYTES, 4 * BYTES]
+
+
+def test_only_the_first_takes_back_leases(ahead: Rig):
+    later = ahead.ask(0, 4)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.covered(later) == 4
+    other = ahead.ask(5, 5)
+    assert ahead.cache.admit(other, first=False) is NotYet.FULL
+    assert ahead.covered(later) == 4
+    assert isinstance(ahead.cache.admit(other, first=True), Ticket)
+    assert ahead.covered(later) == 0
+
+
+def test_only_the_first_displaces_what_others_that_wait_want(rig: Rig):
+    for path in (2, 3):
+        rig.ask(path)
+    other = rig.ask(9, 3)
+    assert rig.cache.admit(other, first=False) is NotYet.FULL
+    assert isinstance(rig.cache.admit(other, first=True), Ticket)
+
+
+def test_what_the_first_waits_for_look_ahead_does_not_take(ahead: Rig):
+    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
+    assert isinstance(ticket, Ticket)
+    assert ahead.cache.grow(ticket, 3 * TOKENS) is Growth.GROWN
+    later, first = ahead.ask(0, 4), ahead.ask(5, 5, priority=-1)
+    assert ahead.cache.admit(first, first=True) is NotYet.FULL
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.covered(later) == 0
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.covered(later) == 4, "nobody asked again"
+
+
+def test_what_a_running_request_lacks_look_ahead_does_not_take_again(ahead: Rig):
+    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
+    assert isinstance(ticket, Ticket)
+    later = ahead.ask(0, 4)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.cache.grow(ticket, 7 * TOKENS) is Growth.LATER
+    ahead.mover.end(ahead.load(), Outcome.CANCELLED, done=0)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.covered(later) < 4
+    assert ahead.cache.grow(ticket, 7 * TOKENS) is Growth.GROWN
+
+
+@pytest.mark.parametrize("no_save", [False, True])
+def test_what_is_not_to_be_saved_is_not_found_by_others(rig: Rig, no_save: bool):
+    ticket = rig.cache.admit(rig.ask(7, no_save=no_save), first=True)
+    assert isinstance(ticket, Ticket)
+    rig.compute(ticket)
+    again = rig.cache.admit(rig.ask(7), first=True)
+    assert isinstance(again, Ticket)
+    assert again.cached_tokens == (0 if no_save else 4 * TOKENS)
+
+
+def test_who_shares_much_with_what_is_being_computed_waits_for_it():
+    rig = Rig(Mode.ASYNCHRONOUS, min_shared_tokens=2 * TOKENS)
+    ticket = rig.cache.admit(rig.ask(7), first=True)
+    assert isinstance(ticket, Ticket)
+    little, much = rig.ask(7, 2), rig.ask(7, 3)
+    assert rig.cache.admit(much, first=True) is NotYet.COMPUTING
+    assert isinstance(rig.cache.admit(little, first=True), Ticket)
+    rig.cache.finish(ticket)
+    assert isinstance(rig.cache.admit(much, first=True), Ticket)
