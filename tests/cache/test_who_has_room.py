@@ -9,6 +9,7 @@ from turn_rig import BYTES, Rig
 from forebay import Mode
 from forebay.core.planner import Running
 from forebay.core.requests import Growth, NotYet, Ticket
+from forebay.core.slots import SlotState
 from forebay.transfer.messages import Outcome
 
 
@@ -151,3 +152,42 @@ def test_who_shares_much_with_what_is_being_computed_waits_for_it():
     assert isinstance(rig.cache.admit(little, first=True), Ticket)
     rig.cache.finish(ticket)
     assert isinstance(rig.cache.admit(much, first=True), Ticket)
+
+
+def saving(rig: Rig, count: int) -> None:
+    """So many idle blocks on the device are being saved, and never cease to be."""
+    ticket = rig.cache.admit(rig.ask(7, count), first=True)
+    assert isinstance(ticket, Ticket)
+    assert rig.cache.grow(ticket, count * TOKENS) is Growth.GROWN
+    rig.cache.step_launched(rig.cache.begin_step([(ticket, 0, count * TOKENS)]))
+    rig.cache.commit(ticket, ticket.request.keys)
+    rig.cache.finish(ticket)
+    rig.cache.poll()
+    assert rig.cache._store.device.counts()[SlotState.SAVING] == count
+
+
+def test_what_is_being_saved_is_no_room_for_which_look_ahead_keeps_what_it_has(ahead: Rig):
+    """Others may be saved when these are: a running request does not wait for that."""
+    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
+    assert isinstance(ticket, Ticket)
+    later = ahead.ask(0, 2)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    for load in list(ahead.mover.loads):
+        ahead.mover.end(load)
+    ahead.cache._take_report()
+    saving(ahead, 1)
+    assert ahead.covered(later) == 2
+    assert ahead.cache.grow(ticket, 5 * TOKENS) is Growth.GROWN
+    assert ahead.covered(later) == 2
+    assert ahead.cache.grow(ticket, 6 * TOKENS) is Growth.GROWN
+    assert ahead.covered(later) == 0
+
+
+def test_look_ahead_leaves_what_a_running_request_waits_for_beside_what_is_being_saved(ahead: Rig):
+    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
+    assert isinstance(ticket, Ticket)
+    saving(ahead, 4)
+    later = ahead.ask(0, 1)
+    assert ahead.cache.grow(ticket, 5 * TOKENS) is not Growth.GROWN
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.covered(later) == 0

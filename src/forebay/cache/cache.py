@@ -183,7 +183,7 @@ class Cache:
             return Growth.GROWN
         blocks = self._loads.room_to_compute(count)
         if blocks is None:
-            self._owed = max(self._owed, count)
+            self._owed = max(self._owed, count + self._loads.saving)
             return self._later()
         ticket.extend(blocks, self._store.device.slot_of(blocks))
         return Growth.GROWN

@@ -20,6 +20,7 @@ from forebay.core.device_pool import LeaseKind
 from forebay.core.flights import Flight
 from forebay.core.ledger import MissReason, PrefetchOutcome
 from forebay.core.requests import NotYet, Waiting
+from forebay.core.slots import SlotState
 from forebay.transfer.messages import Completion, Direction, Outcome, TransferClass
 
 
@@ -323,10 +324,22 @@ class Loads:
     def room_to_compute(self, blocks: int) -> Ids | None:
         """New blocks for a running request, in place of prefetches if need be; None if none are."""
         found = self._store.compute(blocks, protected=True)
-        if found is None:
-            self.revoke(blocks)
+        if found is not None:
+            return found
+        for room in (blocks, blocks + self.saving):
+            self.revoke(room)
             found = self._store.compute(blocks, protected=True)
-        return found
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def saving(self) -> int:
+        """Blocks on the device that are being saved: they count as obtainable, and are not. When
+        they are others may be saved: a running request that left them out of account could wait for
+        ever.
+        """
+        return self._store.device.counts()[SlotState.SAVING]
 
     def give_back(self, entry: Waiting) -> None:
         """End all its leases; loads that nobody else wants are cancelled."""
