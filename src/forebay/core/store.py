@@ -245,12 +245,8 @@ class Store:
         self._load_of.put(blocks, transfer)
         self._copies[transfer] = blocks
         self._note_moved(blocks)
-        return CopyPlan(
-            blocks,
-            self.host.slot_of(blocks),
-            self.device.slot_of(blocks),
-            self.device.stamps(blocks),
-        )
+        slots = self.host.slot_of(blocks), self.device.slot_of(blocks)
+        return CopyPlan(blocks, *slots, self.device.stamps(blocks))
 
     def end_load(self, transfer: int, done: int, torn: range) -> Ids:
         """The load ended; its first `done` blocks are in place, those at `torn`, behind them, may
@@ -306,12 +302,8 @@ class Store:
         self.host.take(blocks)
         self.device.move(blocks, SlotState.SAVING)
         self._copies[transfer] = blocks
-        return CopyPlan(
-            blocks,
-            self.device.slot_of(blocks),
-            self.host.slot_of(blocks),
-            self.device.stamps(blocks),
-        )
+        slots = self.device.slot_of(blocks), self.host.slot_of(blocks)
+        return CopyPlan(blocks, *slots, self.device.stamps(blocks))
 
     def end_save(self, transfer: int, done: int, touched: int) -> None:
         """The save ended; its first `done` blocks are saved, host slots up to `touched` may be
