@@ -111,7 +111,7 @@ class Rig:
                 self.mover.end(transfer)
             self.cache.poll()
 
-    def ask(self, path: int, blocks: int = 4, **more: int) -> int:
+    def ask(self, path: int, blocks: int = 4, **more: Any) -> int:
         self._requests += 1
         keys = (1000 * path + np.arange(blocks * TOKENS)).astype(np.int32).tobytes()
         self.cache.enqueue(
