@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forebay.cache.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, LinkWatch
+from forebay.cache.link import FAILED_IN_A_ROW, FIRST_PAUSE_S, LONGEST_PAUSE_S, LinkWatch
 from forebay.core.flights import Flight, Flights
 from forebay.transfer.messages import Completion, Outcome
 
@@ -107,3 +107,29 @@ def test_the_next_stop_begins_with_the_first_pause(link: Link) -> None:
     link.watch.hangs({last}, 2000.0)
     link.end(last, Outcome.CANCELLED, 0, 2000.0)
     assert link.watch.may_load(2000.0 + FIRST_PAUSE_S)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "copied_bytes", "stopped"),
+    [
+        (Outcome.FAILED, 0, True),
+        (Outcome.FAILED, 1, False),
+        (Outcome.CANCELLED, 0, False),
+        (Outcome.DONE, 1, False),
+    ],
+)
+def test_loads_that_fail_one_after_the_other_and_bring_nothing_stop_it(
+    outcome: Outcome, copied_bytes: int, stopped: bool, link: Link
+) -> None:
+    for _ in range(FAILED_IN_A_ROW - 1):
+        link.end(link.start(), Outcome.FAILED, 0, 0.0)
+    assert link.watch.may_load(0.0)
+    link.end(link.start(), outcome, copied_bytes, 0.0)
+    assert link.watch.stopped == stopped
+    assert link.watch.may_load(FIRST_PAUSE_S / 2) != stopped
+    assert link.watch.may_load(FIRST_PAUSE_S)
+    link.end(link.start(), Outcome.DONE, 1, FIRST_PAUSE_S)
+    assert not link.watch.stopped
+    for _ in range(FAILED_IN_A_ROW - 1):
+        link.end(link.start(), Outcome.FAILED, 0, 0.0)
+    assert not link.watch.stopped

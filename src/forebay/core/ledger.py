@@ -46,7 +46,7 @@ class MissReason(StrEnum):
     SHORT = "short"  # in host memory, but too few tokens to be worth a load
     LATE = "late"  # the load was not issued within its bound
     FAILED = "failed"  # the copy failed
-    STOPPED = "stopped"  # loads hang, and none was started
+    STOPPED = "stopped"  # loads hang or fail, and none was started
     DISABLED = "disabled"  # the request or the mode does not use the cache
 
 
