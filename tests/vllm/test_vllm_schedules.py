@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
 
@@ -53,6 +54,7 @@ def test_a_queued_request_is_prefetched_and_hits_vllms_own_cache(toy: MakeEngine
     waiting = engine.ask(prompt_of(1, 200), 4)
     while not waiting.request.num_computed_tokens:
         engine.step()
+        time.sleep(1e-3)  # copies have threads of their own
     # It was looked up only when its turn came, and started at once with all that it could.
     assert engine.half.stats().prefetch_bytes["used"] == 12 * BLOCK_BYTES
     engine.run()
@@ -188,6 +190,7 @@ def test_a_worker_that_is_believed_too_early_is_noticed(
     again = engine.ask(prompt_of(1, 200), 8)
     for _ in range(40):
         engine.step()
+        time.sleep(1e-3)  # copies have threads of their own
     for lane in LANES:
         engine.mover.release_lane(Direction.LOAD, lane)
     assert wrong_answers(engine) or again.given != answers(again.prompt, 8)
