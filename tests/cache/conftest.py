@@ -1,10 +1,11 @@
-"""A cache over eight device blocks, with the real mover."""
+"""Caches over eight device blocks: with the real mover, and with one that moves nothing."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from small_cache import BYTES, TOKENS
+from turn_rig import Rig
 
 from forebay import Cache, CacheSettings, HostArena, Mode, NativeMover, Pool
 
@@ -34,3 +35,13 @@ def make_cache():
     yield make
     for cache in opened:
         cache.close()
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(Mode.ASYNCHRONOUS)
+
+
+@pytest.fixture
+def ahead() -> Rig:
+    return Rig(Mode.LOOK_AHEAD)

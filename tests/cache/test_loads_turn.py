@@ -15,16 +15,6 @@ LOAD_S = 4.0
 """Of four blocks."""
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(Mode.ASYNCHRONOUS)
-
-
-@pytest.fixture
-def ahead() -> Rig:
-    return Rig(Mode.LOOK_AHEAD)
-
-
 def test_what_is_on_its_way_is_expedited_once_when_the_turn_comes(ahead: Rig):
     request = ahead.ask(0)
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)

@@ -13,16 +13,6 @@ from forebay.core.slots import SlotState
 from forebay.transfer.messages import Outcome
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(Mode.ASYNCHRONOUS)
-
-
-@pytest.fixture
-def ahead() -> Rig:
-    return Rig(Mode.LOOK_AHEAD)
-
-
 def test_the_first_takes_back_what_the_last_in_line_has_and_stops_its_load(ahead: Rig):
     last, middle = ahead.ask(0, 2, priority=9), ahead.ask(1, 2, priority=8)
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
