@@ -11,7 +11,8 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed: `make vllm` d
 
 from vllm_toy import BLOCK_BYTES, LANES, Asked, MakeEngine, ToyEngine, answers, prompt_of
 
-from forebay.core.host import HostPool
+from forebay.core.arrays import Ids
+from forebay.core.store import Store
 from forebay.transfer.messages import Direction
 from forebay.vllm import worker
 
@@ -80,7 +81,13 @@ def let_go(engine: ToyEngine) -> None:
 
 def forget_who_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a copy that never completed had ended: other things come to where it reads."""
-    monkeypatch.setattr(HostPool, "keep", functools.partialmethod(HostPool.unhold, on_device=False))
+    never_came = Store._never_came
+
+    def ended(self: Store, missing: Ids, torn: Ids) -> None:
+        never_came(self, missing, torn)
+        self.host.unhold(torn, on_device=False)
+
+    monkeypatch.setattr(Store, "_never_came", ended)
 
 
 @pytest.mark.parametrize("rule", ["kept", "broken"])

@@ -370,7 +370,7 @@ def assert_nothing_left(engine: ToyEngine) -> None:
     nowhere = half._device.slot_of(everything) < 0
     assert nowhere[half._device.state(everything) == SlotState.FREE].all()
     half._store.directory.check()
-    assert half._store.host.held(everything).sum() <= half._store.host.kept
+    assert half._store.host.held(everything).sum() <= lost
 
 
 def prompt_of(seed: int, length: int) -> list[int]:

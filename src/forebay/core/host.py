@@ -41,8 +41,6 @@ class HostPool:
         self.tier = TierSlots(slots, opened=0)
         self._slot = SlotColumn(max_blocks)
         self._order = EvictionOrder(max_blocks, "a hold")
-        self.kept = 0
-        """Holds that never end."""
 
     @property
     def slots(self) -> int:
@@ -89,13 +87,6 @@ class HostPool:
         """A copy that read `blocks` (root first) has ended; whether they are on the device now."""
         free = self._order.release(blocks)
         self._order.append(free, _COPIES if on_device else _SOLE)
-
-    def keep(self, blocks: Ids) -> None:
-        """A copy that read `blocks` never completed, and may read them yet: they are held for good.
-
-        Whatever it writes over is then the same as before.
-        """
-        self.kept += len(blocks)
 
     def left_device(self, leaf_first: Ids) -> None:
         """`leaf_first`, all valid here, lost their device slot: now they are only here."""

@@ -272,7 +272,7 @@ class Store:
         """
         self.device.quarantine(torn)
         self.counters.quarantined += len(torn)
-        self.host.keep(torn)
+        # Those at `torn` stay held: what such a copy writes late is then the same as before.
         untouched = missing[~np.isin(missing, torn)]
         self.device.forget(untouched)
         self.host.unhold(untouched, on_device=False)
