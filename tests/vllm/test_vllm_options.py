@@ -262,7 +262,7 @@ def cache(*specs: Any, sizes: tuple[int, ...] = (4096,), layers: int = 2, **more
     ],
 )
 def test_kv_caches_of_other_kinds_are_refused(kv_cache: Any, said: str):
-    plain: dict[str, Any] = {"stages": 1, "drafts": False, "on_gpu": False}
+    plain: dict[str, Any] = {"stages": 1, "drafts": False}
     check_cache(cache(FullAttentionSpec()), **plain)
     with pytest.raises(SettingsError, match=said):
         check_cache(kv_cache, **plain)

@@ -136,7 +136,7 @@ def latent(**fields: Any) -> MLAAttentionSpec:
     return spec
 
 
-PLAIN = {"stages": 1, "drafts": False, "on_gpu": False}
+PLAIN = {"stages": 1, "drafts": False}
 FULL = FullAttentionSpec(**ATTENTION)
 LATENT = latent()
 UNEQUAL = UniformTypeKVCacheSpecs(
@@ -193,7 +193,6 @@ def test_kinds_are_called_as_vllm_calls_them_in_events(spec: Any):
     [
         ({"stages": 2}, "with pipeline parallelism"),
         ({"drafts": True}, "with speculative decoding"),
-        ({"on_gpu": True}, "on a GPU"),
     ],
 )
 def test_several_groups_are_refused_with(asked: dict[str, Any], said: str):

@@ -98,7 +98,6 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             kv_cache_config,
             stages=int(parallel.pipeline_parallel_size),
             drafts=vllm_config.speculative_config is not None,
-            on_gpu=vllm_config.device_config.device_type != "cpu",
         )
         self._config = vllm_config
         self._rank, self._ranks = int(parallel.rank), int(parallel.world_size)

@@ -44,16 +44,15 @@ def check_start(config: Any, version: str) -> None:
     _note_version(version)
 
 
-def check_cache(kv_cache_config: Any, *, stages: int, drafts: bool, on_gpu: bool) -> None:
+def check_cache(kv_cache_config: Any, *, stages: int, drafts: bool) -> None:
     """Raises SettingsError with the reason if the KV cache is of a kind that is not supported, for
-    a model of so many `stages`, with `drafts` or without, on a GPU or not.
+    a model of so many `stages`, with `drafts` or without.
     """
     asked = _cached(kv_cache_config)
     if len(kv_cache_config.kv_cache_groups) > 1:
         count = f"{len(kv_cache_config.kv_cache_groups)} KV-cache groups"
         asked.append((stages > 1, f"{count} with pipeline parallelism"))
         asked.append((drafts, f"{count} with speculative decoding"))
-        asked.append((on_gpu, f"{count} on a GPU (tried on a CPU alone)"))
     reasons = [reason for wrong, reason in asked if wrong]
     if reasons:
         raise SettingsError("ForebayConnector does not work with " + "; nor with ".join(reasons))
