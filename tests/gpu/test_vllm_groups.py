@@ -17,15 +17,26 @@ from vllm_programs import asked, connector, engine_options, served
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
-GEMMA = {
-    "hidden_size": 512,
-    "head_dim": 128,
-    "query_pre_attn_scalar": 128,
-    "sliding_window": 512,
-    "num_hidden_layers": 6,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "max_position_embeddings": 4096,
+WINDOW = 512
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "head_dim": 128,
+        "query_pre_attn_scalar": 128,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    },
+    # With attention sinks, and experts.
+    "gpt_oss": {
+        "head_dim": 64,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
 }
+POSITIONS = 4096
 LENGTHS = (300, 700, 1200, 2000, 2500)
 ANSWER = 40
 # One at a time: then a hit runs the same kernels over the same shapes, wherever its KV was.
@@ -34,7 +45,7 @@ ENGINE = {
     "block_size": 16,
     "max_num_seqs": 1,
     "num_gpu_blocks_override": 900,
-    "max_model_len": 4096,
+    "max_model_len": POSITIONS,
     "max_num_batched_tokens": 1024,
     "gpu_memory_utilization": 0.2,
     # So that vLLM does not measure what is free, which others may change meanwhile.
@@ -54,9 +65,11 @@ def round_of(name: str, **before: bool) -> dict[str, Any]:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("runner", ["0", "1"])
-def test_tokens_over_host_memory_are_those_over_the_gpu(tmp_path: Path, runner: str):
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_tokens_over_host_memory_are_those_over_the_gpu(tmp_path: Path, family: str, runner: str):
     """Under vLLM's first or second model runner."""
-    model: Any = tiny_models.build("gemma3_text", **GEMMA)
+    sizes = {"hidden_size": 512, "sliding_window": WINDOW, "max_position_embeddings": POSITIONS}
+    model: Any = tiny_models.build(family, **sizes, **FAMILIES[family])
     model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
     rounds = [
         round_of("cold"),
