@@ -25,13 +25,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
     },
-    # With attention sinks, and experts.
     "gpt_oss": {
         "head_dim": 64,
-        "num_key_value_heads": 2,
         "intermediate_size": 256,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },

@@ -41,6 +41,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         # Else the last token decides alone, more often than not, what comes next.
         "tie_word_embeddings": False,
     },
+    # With attention sinks.
+    "gpt_oss": {
+        **_GQA,
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 100,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "deepseek_v3": {
         **_EXPERTS,
         "num_key_value_heads": 4,

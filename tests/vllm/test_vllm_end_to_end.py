@@ -100,11 +100,12 @@ def test_prompts_that_are_found_whole_have_their_last_block_copied(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
 def test_layers_that_look_back_through_a_window_give_the_tokens_that_they_give_alone(
-    tmp_path: Path,
+    tmp_path: Path, family: str
 ):
-    """A Gemma 3 of three groups of layers, prompts longer than its windows, little room."""
-    model = tiny_models.build("gemma3_text")
+    """Three groups of layers, prompts longer than the windows, little room."""
+    model = tiny_models.build(family)
     model.save_pretrained(tmp_path / "model")
     crowded = {"max_num_seqs": 4, "num_gpu_blocks_override": 70}
     with_aborts, plain = requests(1, aborts=True), requests(1, aborts=False)
