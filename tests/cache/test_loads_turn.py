@@ -8,7 +8,8 @@ from turn_rig import BYTES, Rig
 
 from forebay import Mode
 from forebay.core.planner import Running
-from forebay.core.requests import NotYet, Ticket
+from forebay.core.requests import Growth, NotYet, Ticket
+from forebay.errors import LinkTimeoutError, ProtocolError
 from forebay.transfer.messages import Outcome, TransferClass
 
 LOAD_S = 4.0
@@ -166,3 +167,40 @@ def test_what_did_not_come_of_a_prefetch_ended_as_its_load_did(ahead: Rig, outco
     stats = ahead.cache.stats()
     assert stats.prefetch_bytes[outcome.name.lower()] == BYTES
     assert stats.prefetch_open_bytes == 3 * BYTES
+
+
+def test_no_step_begins_that_reads_what_is_not_issued():
+    rig = Rig(Mode.SYNCHRONOUS)
+    ticket = rig.admit(rig.ask(0))
+    assert isinstance(ticket, Ticket)
+    assert rig.cache.grow(ticket, 4 * TOKENS + 1) is Growth.GROWN
+    with pytest.raises(ProtocolError, match="not issued"):
+        rig.cache.begin_step([(ticket, 4 * TOKENS, 1)])
+    rig.mover.issue(rig.load())
+    rig.cache.poll()
+    rig.cache.begin_step([(ticket, 4 * TOKENS, 1)])
+
+
+def test_a_load_that_was_waited_for_in_vain_is_not_waited_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    both = [rig.ask(0, 2), rig.ask(0, 2)]
+    for request in both:
+        assert rig.admit(request) is NotYet.LOADING
+    load = rig.load()
+    rig.mover.issue(load)
+    rig.cache.poll()
+    waited: list[list[int]] = []
+
+    def in_vain(ids: list[int], _: int, timeout_s: float, **__: object) -> None:
+        waited.append(ids)
+        if ids:
+            rig.clock.now_s += timeout_s
+            raise LinkTimeoutError
+
+    monkeypatch.setattr(rig.mover, "wait", in_vain)
+    tickets = [rig.cache.admit(request, first=True) for request in both]
+    for ticket in tickets:
+        assert isinstance(ticket, Ticket)
+        assert rig.cache.ready([ticket]) == [ticket]
+    assert waited == [[load], []]

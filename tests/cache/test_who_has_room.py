@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from invariants import check
 from small_cache import TOKENS
 from turn_rig import BYTES, Rig
 
@@ -10,6 +11,7 @@ from forebay import Mode
 from forebay.core.planner import Running
 from forebay.core.requests import Growth, NotYet, Ticket
 from forebay.core.slots import SlotState
+from forebay.errors import RequestError
 from forebay.transfer.messages import Outcome
 
 
@@ -181,3 +183,82 @@ def test_look_ahead_leaves_what_a_running_request_waits_for_beside_what_is_being
     assert ahead.cache.grow(ticket, 5 * TOKENS) is not Growth.GROWN
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
     assert ahead.covered(later) == 0
+
+
+def running(rig: Rig, path: int, blocks: int) -> Ticket:
+    """A request that runs with so many blocks, and finds none of them in the cache."""
+    ticket = rig.cache.admit(rig.ask(path, 1), first=True)
+    assert isinstance(ticket, Ticket)
+    assert rig.cache.grow(ticket, blocks * TOKENS) is Growth.GROWN
+    return ticket
+
+
+def test_a_running_request_waits_for_copies_as_long_as_some_end(rig: Rig):
+    ticket = running(rig, 6, 4)
+    for path in (0, 1):
+        assert rig.admit(rig.ask(path, 2)) is NotYet.LOADING
+    first, second = rig.mover.loads
+    assert rig.cache.grow(ticket, 8 * TOKENS) is Growth.LATER
+    rig.clock.now_s += 0.9
+    rig.mover.end(first, Outcome.CANCELLED, done=0)
+    rig.cache.poll()
+    for _ in range(2):
+        assert rig.cache.grow(ticket, 8 * TOKENS) is Growth.LATER
+        rig.clock.now_s += 0.9
+    assert rig.cache.grow(ticket, 8 * TOKENS) is Growth.FULL, "none ended for a second"
+    rig.mover.end(second, Outcome.CANCELLED, done=0)
+    rig.cache.poll()
+    assert rig.cache.grow(ticket, 8 * TOKENS) is Growth.GROWN
+
+
+def test_a_running_request_waits_for_nothing_where_no_copy_is_in_flight(rig: Rig):
+    ticket, _ = running(rig, 6, 4), running(rig, 7, 4)
+    assert rig.cache.grow(ticket, 5 * TOKENS) is Growth.FULL
+
+
+def test_room_to_grow_is_left_to_those_that_run(rig: Rig):
+    alone = rig.cache.admit(rig.ask(8, 7), first=True)
+    assert isinstance(alone, Ticket), "eight blocks, and nobody else runs"
+    rig.cache.finish(alone)
+    running(rig, 6, 1)
+    for blocks, fits in ((6, False), (5, True)):  # and one for the last token, and one of reserve
+        assert isinstance(rig.cache.admit(rig.ask(9, blocks), first=True), Ticket) is fits
+
+
+def test_who_does_not_fit_what_is_left_of_the_pool_never_starts(rig: Rig):
+    large = rig.ask(8, 7)
+    other = rig.ask(0, 2)
+    assert rig.admit(other) is NotYet.LOADING
+    rig.mover.end(rig.load(), Outcome.FAILED, done=0, torn=1)
+    assert rig.admit(large) is NotYet.NEVER
+    rig.cache.abort(other)
+    with pytest.raises(RequestError):
+        rig.ask(8, 7)
+    assert isinstance(rig.admit(rig.ask(9, 6)), Ticket)
+
+
+def test_who_waits_finds_what_was_published_behind_its_match(rig: Rig):
+    ticket = rig.cache.admit(rig.ask(7), first=True)
+    assert isinstance(ticket, Ticket)
+    other = rig.ask(7)
+    rig.compute(ticket)
+    found = rig.cache.admit(other, first=True)
+    assert isinstance(found, Ticket)
+    assert found.cached_tokens == 4 * TOKENS
+
+
+def test_what_look_ahead_displaced_for_one_it_does_not_count_on_for_the_next(ahead: Rig):
+    ahead.cache.rates.prefill_tokens_per_s.value = 1e6
+    running(ahead, 6, 2)
+    store = ahead.cache._store
+    ahead.ask(0, 1, priority=-2)
+    ahead.ask(3)
+    second = ahead.ask(2, priority=-1)
+    path = ahead.cache._line[second].blocks
+    assert store.resident(path).tolist() == [True, True, False, False]
+    # The last of it on the device is only there, under others that host memory alone has.
+    store._host_room.of_copies(64, store.device.next_victims(0))
+    ahead.cache.poll([Running(0, 0)], free_run_slots=1)
+    assert store.published(path).tolist() == [True, False, False, False]
+    assert ahead.covered(second) == 1
+    check(ahead.cache)

@@ -51,12 +51,18 @@ class ListMover:
 
     def wait(self, *_: object, **__: object) -> None: ...
 
-    def end(self, transfer: int, outcome: Outcome = Outcome.DONE, done: int | None = None) -> None:
-        """Of its blocks the first `done` have landed."""
+    def end(
+        self,
+        transfer: int,
+        outcome: Outcome = Outcome.DONE,
+        done: int | None = None,
+        torn: int = 0,
+    ) -> None:
+        """Of its blocks the first `done` have landed, and the next `torn` may never have."""
         blocks = len(self.flying.pop(transfer).sources)
         landed = blocks if done is None else done
         size = landed * BYTES
-        completion = Completion(transfer, outcome, landed, landed, size, 0.0, 1.0, "")
+        completion = Completion(transfer, outcome, landed, landed + torn, size, 0.0, 1.0, "")
         self._report = Report((), (*self._report.completions, completion), 0)
 
     def issue(self, transfer: int) -> None:
