@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import tiny_models
 import torch
-from vllm_programs import asked, connector, engine_options, served
+from vllm_hits import BLOCK_TOKENS, POSITIONS, RUNNERS, options, prompts
+from vllm_programs import asked, served
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
-BLOCK_TOKENS = 16
 # Within a block, at its end and behind it; of one chunk and of several.
 LENGTHS = (17, 32, 33, 100, 255, 256, 257, 700, 1500, 2700)
+PROMPTS = prompts(LENGTHS, seed=5, vocabulary=tiny_models.VOCAB)
 ANSWER = 24
 # By the step after which the client of a request is gone.
 ABORTS = {1: 2, 4: 60, 6: 30, 8: 0, 9: 90}
-# One at a time: then a hit runs the same kernels over the same shapes, wherever its KV was.
-ENGINE = {
-    "dtype": "bfloat16",
-    "block_size": BLOCK_TOKENS,
-    "max_num_seqs": 1,
-    "num_gpu_blocks_override": 800,
-    "max_model_len": 4096,
-    "max_num_batched_tokens": 1024,
-    "gpu_memory_utilization": 0.2,
-    # So that vLLM does not measure what is free, which others may change meanwhile.
-    "kv_cache_memory_bytes": 256 << 20,
-}
 
 
 class Kind(NamedTuple):
@@ -45,19 +33,19 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "V1 runner": Kind("0"),
-    "V2 runner": Kind("1"),
-    "V2 runner, fp8": Kind("1", "fp8"),
-    "V2 runner, latents": Kind("1", latents="FLASH_ATTN_MLA"),
-    "V1 runner, latents of fp8": Kind("0", "fp8", latents="TRITON_MLA"),
+    "V1 runner": Kind("V1 runner"),
+    "V2 runner": Kind("V2 runner"),
+    "V2 runner, fp8": Kind("V2 runner", "fp8"),
+    "V2 runner, latents": Kind("V2 runner", latents="FLASH_ATTN_MLA"),
+    "V1 runner, latents of fp8": Kind("V1 runner", "fp8", latents="TRITON_MLA"),
 }
 
 
-LLAMA = {"head_dim": 128, "hidden_size": 512, "max_position_embeddings": 4096}
+LLAMA = {"head_dim": 128, "hidden_size": 512, "max_position_embeddings": POSITIONS}
 # With heads of prompts of the size that vLLM's kernels take. Without experts, which have no KV and
 # compile when vLLM starts.
 DEEPSEEK = {
-    **tiny_models.latent(4096),
+    **tiny_models.latent(POSITIONS),
     "first_k_dense_replace": 3,
     "hidden_size": 512,
     "num_attention_heads": 8,
@@ -75,16 +63,11 @@ def save_model(kind: Kind, folder: Path) -> None:
     tiny_models.build(family, **settings).to(torch.bfloat16).save_pretrained(folder)
 
 
-def prompts() -> list[list[int]]:
-    dice = random.Random(5)
-    return [[dice.randrange(3, tiny_models.VOCAB) for _ in range(length)] for length in LENGTHS]
-
-
 def round_of(name: str, aborts: dict[int, int] | None = None, **before: bool) -> dict[str, Any]:
     """All prompts, once."""
     requests = [
         asked(f"{name}-{place}", prompt, ANSWER, (aborts or {}).get(place))
-        for place, prompt in enumerate(prompts())
+        for place, prompt in enumerate(PROMPTS)
     ]
     return {"requests": requests, **before}
 
@@ -103,15 +86,10 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         round_of("again", reset=True),
         round_of("swapped", reset=True, swap=True),
     ]
-    options = engine_options(
-        folder / "model",
-        kv_transfer_config=connector(host_bytes="256MiB", min_load_tokens=0),
-        kv_cache_dtype=kind.numbers,
-        **({"attention_backend": kind.latents} if kind.latents else {}),
-        **ENGINE,
-    )
-    environment = {"VLLM_USE_V2_MODEL_RUNNER": kind.runner}
-    return served(folder, rounds, options, timeout_s=170, environment=environment)
+    backend = {"attention_backend": kind.latents} if kind.latents else {}
+    engine = options(folder, kv_cache_dtype=kind.numbers, **backend)
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": RUNNERS[kind.runner]}
+    return served(folder, rounds, engine, timeout_s=170, environment=environment)
 
 
 def tokens(told: dict[str, Any], place: int) -> list[list[int]]:
