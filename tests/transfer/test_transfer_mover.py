@@ -93,11 +93,13 @@ def test_class_then_deadline_then_id(rig: Rig) -> None:
     same = rig.load([2], [2], after=[1], transfer_class=prefetch, deadline_s=5)
     raised = rig.load([3], [3], after=[1], transfer_class=prefetch, deadline_s=99)
     demand = rig.load([4], [4], after=[1], deadline_s=100)
+    between = rig.load([5], [5], after=[1], transfer_class=prefetch, deadline_s=99)
     rig.mover.expedite([raised, 999], TransferClass.DEMAND, 1.0)
+    rig.mover.expedite([between], prefetch, 7.0)
     rig.mover.expedite([soon], TransferClass.SAVE, 0.0)
     rig.mover.step_launched(1)
-    assert all(rig.ended(id_) for id_ in (late, soon, same, raised, demand))
-    assert list(dict.fromkeys(rig.order())) == [raised, demand, soon, same, late]
+    assert all(rig.ended(id_) for id_ in (late, soon, same, raised, demand, between))
+    assert list(dict.fromkeys(rig.order())) == [raised, demand, soon, same, between, late]
 
 
 def test_an_urgent_block_goes_before_what_is_queued(make_rig: MakeRig) -> None:

@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from transfer_rig import Rig
+from transfer_rig import PATIENCE_S, Rig
 
 from forebay.errors import ProtocolError, SettingsError
+from forebay.transfer import process
 from forebay.transfer.arena import HostArena
 from forebay.transfer.messages import Direction, Outcome, TransferClass
 from forebay.transfer.mover import TransferFailedError
@@ -43,6 +45,85 @@ def test_reports_come_one_poll_late(rig: Rig) -> None:
     assert [each.id for each in rig.mover.poll().completions] == [id_]
 
 
+def test_a_stopped_child_is_closed_within_its_bound() -> None:
+    rig = Rig("process", reply_timeout_s=1000.0)
+    held = rig.load([1, 2], [1, 2], after=[1, 1])
+    os.kill(mover(rig).pid, signal.SIGSTOP)
+    rig.mover.close(0.05)
+    assert rig.ended(held)
+    assert (rig.completions[held].outcome, rig.completions[held].blocks_touched) == (
+        Outcome.FAILED,
+        2,
+    )
+    rig.close()
+
+
+def test_a_step_that_ended_is_news_until_it_was_told(rig: Rig) -> None:
+    rig.mover.step_launched(1)
+    while not mover(rig)._held.completed_step:
+        assert rig.mover.wait_news(PATIENCE_S)
+        assert rig.mover.poll().completed_step == 0
+    assert rig.mover.wait_news(0.0)
+    assert rig.mover.poll().completed_step == 1
+    assert not rig.mover.wait_news(0.0)
+
+
+@pytest.mark.parametrize("what", ["wait", "wait_news"])
+def test_the_child_is_asked_again_as_long_as_a_wait_may_last(
+    rig: Rig, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for a child that is asked: it never is for long."""
+    rig.hold(Direction.LOAD)
+    id_ = rig.load([1], [1])
+    assert rig.is_issued(id_)
+    while rig.mover.wait_news(0.0):
+        rig.poll()
+    call, asked = mover(rig)._call, list[float]()
+
+    def ask(method: str, *arguments: object, **more: object) -> object:
+        if method == what:
+            timeout_s = arguments[2 if what == "wait" else 0]
+            assert isinstance(timeout_s, float)
+            asked.append(timeout_s)
+            if len(asked) == 3:
+                rig.release(Direction.LOAD)
+        return call(method, *arguments, **more)
+
+    monkeypatch.setattr(rig.mover, "_call", ask)
+    if what == "wait":
+        rig.mover.wait([id_], 0, PATIENCE_S)
+    else:
+        assert rig.mover.wait_news(PATIENCE_S)
+    assert len(asked) >= 3
+    assert max(asked) <= process._SLICE_S
+
+
+def test_what_was_fetched_before_the_child_died_is_told(rig: Rig) -> None:
+    rig.mover.step_launched(1)
+    assert rig.until(lambda: rig.completed_step == 1)
+    id_ = rig.load([0], [0])
+    while not mover(rig)._held.completions:
+        rig.poll()
+        assert id_ not in rig.completions
+    os.kill(mover(rig).pid, signal.SIGKILL)
+    for _ in range(3):
+        rig.poll()
+    assert rig.completions[id_].outcome is Outcome.DONE
+    assert rig.issued == [id_]
+
+
+def test_what_was_refused_is_not_among_what_a_dead_child_leaves(rig: Rig) -> None:
+    bad = rig.transfer(Direction.LOAD, [0], [rig.slots])
+    with pytest.raises(ProtocolError, match="slot"):
+        rig.mover.submit([bad])
+    good = rig.load([0], [0], after=[1])
+    os.kill(mover(rig).pid, signal.SIGKILL)
+    assert rig.ended(good)
+    for _ in range(2):
+        rig.poll()
+    assert list(rig.completions) == [good]
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_dead_or_stopped_child_fails_its_transfers(rig: Rig, how: signal.Signals) -> None:
     done = rig.load([0], [0])
@@ -67,6 +148,30 @@ def test_a_dead_or_stopped_child_fails_its_transfers(rig: Rig, how: signal.Signa
     rig.mover.expedite([held], TransferClass.DEMAND, 0.0)
     rig.mover.step_launched(1)
     assert len(rig.mover.windows()) == 0
+
+
+def test_a_child_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SettingsError, match="did not start"):
+        Rig("process")
+
+
+def test_a_child_that_refuses_its_settings_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = process._start, list[subprocess.Popen[bytes]]()
+
+    def noting(*arguments: Any) -> Any:
+        child, connection = start(*arguments)
+        started.append(child)
+        return child, connection
+
+    monkeypatch.setattr(process, "_start", noting)
+    with pytest.raises(SettingsError, match="window_bytes"):
+        Rig("process", window_bytes=0)
+    assert [child.returncode is not None for child in started] == [True]
+
+
+def test_its_start_may_take_longer_than_an_answer() -> None:
+    Rig("process", reply_timeout_s=0.01).close()
 
 
 def test_only_stream_0_is_known(rig: Rig) -> None:
