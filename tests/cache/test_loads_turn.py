@@ -7,10 +7,12 @@ from small_cache import TOKENS
 from turn_rig import BYTES, Rig
 
 from forebay import Mode
+from forebay.core.ledger import Source
 from forebay.core.planner import Running
 from forebay.core.requests import Growth, NotYet, Ticket
-from forebay.errors import LinkTimeoutError, ProtocolError
+from forebay.errors import LinkTimeoutError, NotIssuedError, ProtocolError
 from forebay.transfer.messages import Outcome, TransferClass
+from forebay.transfer.mover import TransferFailedError
 
 LOAD_S = 4.0
 """Of four blocks."""
@@ -173,34 +175,141 @@ def test_no_step_begins_that_reads_what_is_not_issued():
     rig = Rig(Mode.SYNCHRONOUS)
     ticket = rig.admit(rig.ask(0))
     assert isinstance(ticket, Ticket)
-    assert rig.cache.grow(ticket, 4 * TOKENS + 1) is Growth.GROWN
     with pytest.raises(ProtocolError, match="not issued"):
         rig.cache.begin_step([(ticket, 4 * TOKENS, 1)])
     rig.mover.issue(rig.load())
     rig.cache.poll()
-    rig.cache.begin_step([(ticket, 4 * TOKENS, 1)])
+    with pytest.raises(ProtocolError, match="4 slots, too few for 65 tokens"):
+        rig.cache.begin_step([(ticket, 4 * TOKENS, 1)])
+    assert rig.cache.grow(ticket, 4 * TOKENS + 1) is Growth.GROWN
+    assert rig.cache.begin_step([(ticket, 4 * TOKENS, 1)]) > 0
 
 
-def test_a_load_that_was_waited_for_in_vain_is_not_waited_for_again(
+def test_what_was_issued_after_its_turn_had_come_is_late_by_as_long(ahead: Rig):
+    request = ahead.ask(0)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    assert ahead.admit(request) is NotYet.LOADING
+    ahead.clock.now_s += 2.0
+    ahead.mover.issue(ahead.load())
+    ticket = ahead.admit(request)
+    assert isinstance(ticket, Ticket)
+    assert (ticket.load_wait_s, ticket.prefetched_blocks) == (2.0, 4)
+    assert ahead.cache.stats().prefetch_bytes["late"] == 4 * BYTES
+
+
+def test_what_nobody_reads_is_wasted_after_its_time(ahead: Rig):
+    request = ahead.ask(0)
+    ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
+    ahead.mover.end(ahead.load())
+    ahead.cache.poll()
+    ahead.cache.abort(request)
+    assert ahead.cache.stats().prefetch_open_bytes == 4 * BYTES
+    ahead.clock.now_s += 1e4
+    ahead.cache.poll()
+    stats = ahead.cache.stats()
+    assert (stats.prefetch_bytes["wasted"], stats.prefetch_open_bytes) == (4 * BYTES, 0)
+
+
+def test_what_was_loaded_before_a_preemption_is_on_the_device_after_it(rig: Rig):
+    request = rig.ask(0)
+    assert rig.admit(request) is NotYet.LOADING
+    rig.mover.end(rig.load())
+    for source in ("host", "device"):
+        ticket = rig.admit(request)
+        assert isinstance(ticket, Ticket)
+        assert ticket.sources[Source(source)] == 4
+        rig.cache.preempt(ticket, ticket.request)
+
+
+def test_a_stream_that_computes_is_the_one_that_waits_and_is_watched(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
-    both = [rig.ask(0, 2), rig.ask(0, 2)]
-    for request in both:
-        assert rig.admit(request) is NotYet.LOADING
-    load = rig.load()
-    rig.mover.issue(load)
-    rig.cache.poll()
-    waited: list[list[int]] = []
+    request = rig.ask(0)
+    assert rig.admit(request) is NotYet.LOADING
+    rig.mover.issue(rig.load())
+    ticket = rig.admit(request)
+    assert isinstance(ticket, Ticket)
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        rig.mover, "wait", lambda _, stream, *__, **___: told.append(("wait", stream))
+    )
+    monkeypatch.setattr(rig.mover, "step_launched", lambda _, stream: told.append(("step", stream)))
+    assert rig.cache.ready([ticket], stream=7) == []
+    assert rig.cache.grow(ticket, 4 * TOKENS + 1) is Growth.GROWN
+    rig.cache.step_launched(rig.cache.begin_step([(ticket, 4 * TOKENS, 1)]), stream=7)
+    assert told == [("wait", 7), ("step", 7)]
 
-    def in_vain(ids: list[int], _: int, timeout_s: float, **__: object) -> None:
-        waited.append(ids)
+
+def test_a_cache_is_quiet_only_where_nothing_waits(rig: Rig):
+    assert rig.cache.quiet
+    request = rig.ask(5)
+    assert not rig.cache.quiet
+    rig.cache.abort(request)
+    assert rig.cache.quiet
+    rig.cache.rates.link_bytes_per_s.value = 1e-9
+    ticket = rig.admit(rig.ask(5))
+    assert isinstance(ticket, Ticket)
+    rig.compute(ticket)
+    (save,) = rig.mover.flying
+    rig.mover.end(save)
+    rig.cache._take_report()
+    assert not rig.cache.quiet, "one block at a time is saved"
+
+
+def issued(rig: Rig, requests: list[int]) -> list[Ticket]:
+    """The tickets of `requests`, which want the same load, once that is issued."""
+    for request in requests:
+        assert rig.admit(request) is NotYet.LOADING
+    rig.mover.issue(rig.load())
+    rig.cache.poll()
+    tickets = [rig.cache.admit(request, first=True) for request in requests]
+    return [ticket for ticket in tickets if isinstance(ticket, Ticket)]
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 1e6])
+def test_a_load_that_was_waited_for_in_vain_is_not_waited_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, timeout_s: float
+):
+    tickets = issued(rig, [rig.ask(0, 2), rig.ask(0, 2)])
+    waits: list[tuple[list[int], float]] = []
+
+    def in_vain(ids: list[int], _: int, bound_s: float, **__: object) -> None:
+        waits.append((ids, bound_s))
         if ids:
-            rig.clock.now_s += timeout_s
+            rig.clock.now_s += bound_s
             raise LinkTimeoutError
 
     monkeypatch.setattr(rig.mover, "wait", in_vain)
-    tickets = [rig.cache.admit(request, first=True) for request in both]
+    bound_s = min(timeout_s, rig.cache._loads.longest_s)
     for ticket in tickets:
-        assert isinstance(ticket, Ticket)
-        assert rig.cache.ready([ticket]) == [ticket]
-    assert waited == [[load], []]
+        assert rig.cache.ready([ticket], timeout_s=timeout_s) == [ticket]
+    assert waits == [([rig.load()], pytest.approx(bound_s)), ([], pytest.approx(bound_s))]
+    assert rig.cache.stats().link_stopped
+
+
+def test_a_load_that_ends_as_its_wait_does_is_there(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    (ticket,) = issued(rig, [rig.ask(0)])
+
+    def ends(ids: list[int], _: int, bound_s: float, **__: object) -> None:
+        rig.clock.now_s += bound_s
+        rig.mover.end(*ids)
+        raise LinkTimeoutError
+
+    monkeypatch.setattr(rig.mover, "wait", ends)
+    assert rig.cache.ready([ticket]) == []
+    assert not rig.cache.stats().link_stopped
+
+
+@pytest.mark.parametrize("error", [TransferFailedError, NotIssuedError])
+def test_who_cannot_wait_for_a_load_has_lost_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+):
+    """The report that tells why may be late."""
+    (ticket,) = issued(rig, [rig.ask(0)])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rig.mover, "wait", refuse)
+    assert rig.cache.ready([ticket]) == [ticket]
+    assert not rig.cache.stats().link_stopped

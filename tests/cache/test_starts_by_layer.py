@@ -89,6 +89,8 @@ def test_it_starts_with_nothing_in_place_and_reads_each_layer_once_that_is(world
     assert copy.handed == 0
     work = world.batcher.schedule().work
     step = world.cache.begin_step([(ticket, work[0].start, work[0].tokens)])
+    assert world.cache.ready([ticket]) == []
+    assert copy.handed == 0
     hand_over(world, copy, BLOCKS)
     world.cache.layer(ticket, 0)
     assert copy.landed == 0  # the stream waits, not the caller
@@ -96,12 +98,27 @@ def test_it_starts_with_nothing_in_place_and_reads_each_layer_once_that_is(world
     assert copy.handed == BLOCKS
     world.cache.layer(ticket, 0)
     hand_over(world, copy, BLOCKS)
+    assert world.cache.stats().layered_hidden_s == 0.0
+    world.clock.now_s += 0.25
     world.cache.layer(ticket, 1)
+    assert world.cache.stats().layered_hidden_s == 0.25
     world._launch(step, work, by_layer=True)
     assert world.machine.run_step()
     assert again.known_tokens == len(PROMPT) + 2
     assert world.cache.stats().layered_starts == 1
     assert not ticket.band_of_layer
+
+
+def test_what_has_arrived_whole_is_hidden_by_no_computing(world: World) -> None:
+    _, ticket, copy = ask_again(world)
+    hand_over(world, copy, LAYERS * BLOCKS)
+    world.cache.layer(ticket, 0)
+    world.machine._land_all(copy)
+    world.cache._take_report()
+    world.clock.now_s += 0.25
+    world.cache.layer(ticket, 1)
+    assert world.cache.stats().layered_hidden_s == 0.0
+    world.batcher.preempt(world.batcher.sequences[ticket.request.id])
 
 
 def test_a_layer_that_does_not_wait_is_seen() -> None:
@@ -255,12 +272,14 @@ def test_it_starts_no_earlier_than_computing_can_hide_the_rest() -> None:
 
 
 def test_nobody_starts_by_layer_beside_others(world: World) -> None:
-    other = ask(world, [2] * 9, answer=6)
+    other = ask(world, [2], answer=6)
     while not other.ticket:
         world.tick()
-    ask(world, PROMPT)
+    again = ask(world, PROMPT)
     for _ in range(4):
         world.tick()
+    assert again.ticket is None
+    assert world.machine.flying, "it waits for its load, and for nothing else"
     assert world.cache.stats().layered_starts == 0
 
 

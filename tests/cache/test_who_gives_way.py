@@ -77,6 +77,16 @@ def test_what_hints_have_is_given_up_before_what_is_kept_for_who_waits(cache: Ca
     assert covered(cache) == {12: 3, 10: 2, 11: 0}
 
 
+def test_of_those_that_come_later_the_last_that_has_something_gives_way(cache: Cache):
+    for number, path in ((10, 0), (11, 1), (12, 9)):
+        cache.enqueue(request(number, path, 2))
+    plan(cache, SOON, LATER)
+    assert covered(cache) == {10: 2, 11: 2, 12: 0}
+    cache.enqueue(request(13, 2, 4, priority=-1))
+    plan(cache, SOON, LATER)
+    assert covered(cache) == {13: 3, 10: 2, 11: 0, 12: 0}
+
+
 @pytest.mark.parametrize(("eta_s", "left"), [(500.0, 0), (0.0, 4)])
 def test_a_hint_gives_way_to_one_that_is_sooner(cache: Cache, eta_s: float, left: int):
     cache.enqueue(hint(10, 0, 4, eta_s))

@@ -146,6 +146,25 @@ def test_who_shares_much_with_what_is_being_computed_waits_for_it():
     assert isinstance(rig.cache.admit(much, first=True), Ticket)
 
 
+def test_who_matches_what_another_has_published_so_far_waits_for_the_rest():
+    rig = Rig(Mode.ASYNCHRONOUS, min_shared_tokens=TOKENS)
+    ticket = rig.cache.admit(rig.ask(7, 5), first=True)
+    assert isinstance(ticket, Ticket)
+    other = rig.ask(7, 5)
+    assert rig.cache.grow(ticket, 2 * TOKENS) is Growth.GROWN
+    rig.cache.step_launched(rig.cache.begin_step([(ticket, 0, 2 * TOKENS)]))
+    rig.cache.commit(ticket, ticket.request.keys)
+    assert rig.cache.admit(other, first=True) is NotYet.COMPUTING
+    assert len(rig.cache._line[other].blocks) == 2
+
+
+def test_where_steps_stall_a_load_begins_only_where_its_request_starts():
+    rig = Rig(Mode.SYNCHRONOUS)
+    running(rig, 6, 4)
+    assert rig.admit(rig.ask(0, 3)) is NotYet.FULL
+    assert not rig.mover.loads
+
+
 def saving(rig: Rig, count: int) -> None:
     """So many idle blocks on the device are being saved, and never cease to be."""
     ticket = rig.cache.admit(rig.ask(7, count), first=True)

@@ -7,7 +7,7 @@ import pytest
 from small_cache import BYTES, TOKENS, answer, prompt
 
 from forebay import Cache, CacheSettings, HostArena, NativeMover, Pool
-from forebay.core.requests import Request
+from forebay.core.requests import Request, Ticket
 from forebay.errors import ProtocolError, RequestError, SettingsError
 
 KEYS = bytes(4 * 4 * TOKENS)
@@ -67,6 +67,29 @@ def test_a_step_is_launched_or_abandoned_once(make_cache):
         for number in (step, step + 1):
             with pytest.raises(ProtocolError, match=f"step {number} was not begun"):
                 again(number)
+
+
+def test_a_ticket_that_is_not_current_is_refused(make_cache):
+    """Its blocks may be those of others by now."""
+    cache = make_cache()
+    cache.enqueue(request())
+    ended = cache.admit(1, first=True)
+    assert isinstance(ended, Ticket)
+    cache.preempt(ended, request())
+    current = None
+    for _ in range(2):
+        for call in (
+            lambda: cache.finish(ended),
+            lambda: cache.preempt(ended, request()),
+            lambda: cache.grow(ended, 1),
+            lambda: cache.begin_step([(ended, 0, 0)]),
+            lambda: cache.commit(ended, KEYS),
+        ):
+            with pytest.raises(ProtocolError, match="the ticket of request 1 is not current"):
+                call()
+        current = current or cache.admit(1, first=True)
+    assert isinstance(current, Ticket)
+    cache.finish(current)
 
 
 @pytest.mark.parametrize(
