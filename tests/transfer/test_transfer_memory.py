@@ -6,12 +6,13 @@ import gc
 import mmap
 import os
 import pickle
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from forebay.errors import ProtocolError, SettingsError
+from forebay.errors import DeviceError, ProtocolError, SettingsError
 from forebay.machine.memory import Memory
 from forebay.transfer import host
 from forebay.transfer.arena import HostArena
@@ -84,6 +85,61 @@ def test_an_arena_that_cannot_be_had_is_refused() -> None:
         arena.fd  # noqa: B018
 
 
+def test_the_descriptor_of_an_arena_is_closed_once() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(SettingsError):
+        HostArena(1 << 60, shared=True)
+    arena = HostArena(4096, shared=True)
+    arena.close()
+    assert os.listdir("/proc/self/fd") == before
+    other = os.open("/dev/null", os.O_RDONLY)
+    arena.close()
+    os.close(other)  # or it was closed for another's
+
+
+class ShortArena(HostArena):
+    """Pinned memory as a driver gives it that stops in the middle of the third block."""
+
+    error = "the driver refuses"
+
+    def __init__(self, size_bytes: int, block_bytes: int, *, device_index: int) -> None:
+        if device_index:
+            raise DeviceError("no page of it")
+        super().__init__(size_bytes)
+        self._ready_bytes = 2 * block_bytes + 1
+
+    @property
+    def ready_bytes(self) -> int:
+        return self._ready_bytes
+
+    @property
+    def seam_bytes(self) -> int:
+        return 8192
+
+
+def test_a_host_pool_that_is_pinned_in_part_is_used_in_part_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host, "PinnedArena", ShortArena)
+    memory = HostMemory(4, 4096, 0)
+    assert (memory.pool.slots, memory.pool.seam_bytes) == (4, 8192)
+    for _ in range(2):
+        assert memory.ready_slots() == 2
+    (said,) = caplog.messages
+    assert "stays at 8 KiB of 16 KiB: the driver refuses; memory to be had" in said
+    memory.close()
+    with pytest.raises(ProtocolError, match="closed"):
+        memory.pool  # noqa: B018
+
+
+def test_a_host_pool_of_which_nothing_can_be_pinned_is_refused_with_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "PinnedArena", ShortArena)
+    with pytest.raises(SettingsError, match=r"cannot be pinned: no page of it; .*\(ulimit -l\)"):
+        HostMemory(4, 4096, 1)
+
+
 def test_two_mappings_see_one_arena() -> None:
     with HostArena(4096, shared=True) as arena:
         with HostArena.attach(os.dup(arena.fd), 4096) as other:
@@ -107,6 +163,29 @@ def test_a_pool_over_the_layers_of_a_tensor() -> None:
     assert strided.fragments == pool.fragments
 
 
+def test_a_pool_begins_where_its_first_part_in_memory_does() -> None:
+    memory = np.zeros((2, 4, 16), np.uint8)
+    pool = Pool.of([memory[1], memory[0]])
+    assert pool.base_address == memory.ctypes.data
+    assert pool.fragments == ((64, 16, 16), (0, 16, 16))
+
+
+def test_axes_of_one_have_no_stride_that_matters() -> None:
+    memory = np.zeros((4, 3, 16), np.uint8)
+    assert Pool.of([memory[:, :1]]).fragments == ((0, 48, 16),)
+    assert Pool.of([memory[:1, 0]]).fragments == ((0, 16, 16),)
+
+
+def test_a_pool_keeps_the_memory_that_it_lies_in() -> None:
+    part = np.zeros((4, 16), np.uint8)
+    gone = weakref.ref(part)
+    pool = Pool.of([part])
+    del part
+    assert gone() is not None
+    del pool
+    assert gone() is None
+
+
 def test_a_pool_over_tensors_that_lie_anywhere() -> None:
     layers = [torch.full((4, 10), float(at)) for at in range(3)]
     host = np.zeros((4, 120), np.uint8)
@@ -125,6 +204,9 @@ def test_pools_that_cannot_work_are_refused() -> None:
         Pool.of([np.zeros((4, 6, 6))[:, :, :3]])
     with pytest.raises(SettingsError, match="same number"):
         Pool.of([np.zeros((4, 6)), np.zeros((5, 6))])
+    for nothing in (np.zeros((4, 0)), np.zeros((0, 4)), np.zeros(())):
+        with pytest.raises(SettingsError, match="no empty axis"):
+            Pool.of([nothing])
     with pytest.raises(SettingsError, match="at least one part"):
         Pool.of([])
     with pytest.raises(SettingsError, match="numpy array"):
@@ -136,6 +218,15 @@ def test_pools_that_cannot_work_are_refused() -> None:
         NativeMover(Pool.of(parts), Pool.of(parts))
     with pytest.raises(SettingsError, match="stride"):
         NativeMover(Pool.of([np.broadcast_to(np.zeros(6), (4, 6))]), Pool.of([np.zeros((4, 6))]))
+
+
+def test_blocks_before_the_torn_ones_of_a_transfer_are_used_again() -> None:
+    def torn(done: int, touched: int, torn_from: int) -> range:
+        return Completion(1, Outcome.FAILED, done, touched, 0, 0.0, 1.0, "", torn_from).torn
+
+    assert torn(2, 5, 0) == range(2, 5)
+    assert torn(2, 5, 4) == range(4, 5)
+    assert len(torn(5, 5, 0)) == 0
 
 
 def test_messages_can_be_pickled() -> None:

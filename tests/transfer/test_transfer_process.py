@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transfer_rig import PATIENCE_S, Rig
+from transfer_rig import BLOCK, PART, PATIENCE_S, Rig
 
 from forebay.errors import ProtocolError, SettingsError
 from forebay.transfer import process
 from forebay.transfer.arena import HostArena
-from forebay.transfer.messages import Direction, Outcome, TransferClass
+from forebay.transfer.messages import Completion, Direction, Outcome, Report, TransferClass
 from forebay.transfer.mover import TransferFailedError
 from forebay.transfer.pool import Pool
 from forebay.transfer.process import ProcessMover
@@ -51,11 +51,57 @@ def test_a_stopped_child_is_closed_within_its_bound() -> None:
     os.kill(mover(rig).pid, signal.SIGSTOP)
     rig.mover.close(0.05)
     assert rig.ended(held)
-    assert (rig.completions[held].outcome, rig.completions[held].blocks_touched) == (
-        Outcome.FAILED,
-        2,
-    )
+    end = rig.completions[held]
+    assert (end.outcome, end.blocks_touched) == (Outcome.FAILED, 2)
+    assert mover(rig)._connection.closed
+    assert mover(rig)._child.returncode is not None
     rig.close()
+
+
+class Broken:
+    """A connection whose other end is gone, as `recv` finds out."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def send(self, _: object) -> None: ...
+
+    def poll(self, _: float) -> bool:
+        return True
+
+    def recv(self) -> object:
+        raise self._error
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", [EOFError(), ConnectionResetError()])
+def test_a_child_that_is_gone_before_its_answer_fails_its_transfers(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    id_ = rig.load([1], [1], after=[1])
+    mover(rig)._connection.close()
+    monkeypatch.setattr(rig.mover, "_connection", Broken(error))
+    assert rig.ended(id_)
+    assert rig.completions[id_].outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        Report((1,), (), 0),
+        Report((), (Completion(1, Outcome.DONE, 1, 1, 1, 0.0, 1.0, ""),), 0),
+        Report((), (), 1),
+        Report((), (), 0, ((1, 1),)),
+    ],
+    ids=["issued", "ended", "step", "bands"],
+)
+def test_what_was_fetched_is_news_until_it_is_told(rig: Rig, held: Report) -> None:
+    assert not rig.mover.wait_news(0.0)
+    mover(rig)._held = held
+    assert rig.mover.wait_news(0.0)
+    assert rig.mover.poll() is held
+    assert not rig.mover.wait_news(0.0)
 
 
 def test_a_step_that_ended_is_news_until_it_was_told(rig: Rig) -> None:
@@ -110,6 +156,19 @@ def test_what_was_fetched_before_the_child_died_is_told(rig: Rig) -> None:
         rig.poll()
     assert rig.completions[id_].outcome is Outcome.DONE
     assert rig.issued == [id_]
+
+
+def test_what_nobody_fetched_before_it_was_closed_is_told(rig: Rig) -> None:
+    id_ = rig.load([0], [0], after=[1])
+    rig.mover.use_bands([id_], [PART, BLOCK])
+    rig.mover.step_launched(1)
+    landed = 0
+    while landed < BLOCK:
+        landed += int(rig.mover.windows()["bytes"].sum())
+    rig.mover.close(PATIENCE_S)
+    rig.poll()
+    assert (rig.issued, rig.bands, rig.completed_step) == ([id_], {id_: 2}, 1)
+    assert rig.completions[id_].outcome is Outcome.DONE
 
 
 def test_what_was_refused_is_not_among_what_a_dead_child_leaves(rig: Rig) -> None:
