@@ -172,7 +172,7 @@ def test_a_pool_begins_where_its_first_part_in_memory_does() -> None:
 
 def test_axes_of_one_have_no_stride_that_matters() -> None:
     memory = np.zeros((4, 3, 16), np.uint8)
-    assert Pool.of([memory[:, :1]]).fragments == ((0, 48, 16),)
+    assert Pool.of([memory[:, ::2][:, :1]]).fragments == ((0, 48, 16),)
     assert Pool.of([memory[:1, 0]]).fragments == ((0, 16, 16),)
 
 

@@ -246,6 +246,9 @@ def test_a_pool_outside_its_arena_is_refused() -> None:
         elsewhere = Pool.of([np.zeros((4, 1024), np.uint8)])
         with pytest.raises(SettingsError, match="arena"):
             ProcessMover(elsewhere, inside, arena, arena)
+        longer = Pool(arena.address, 5, inside.fragments)
+        with pytest.raises(SettingsError, match="arena"):
+            ProcessMover(longer, inside, arena, arena)
         own = Pool.of([plain.blocks(4, 1024)])
         with pytest.raises(ProtocolError, match="shared"):
             ProcessMover(own, inside, plain, arena)
