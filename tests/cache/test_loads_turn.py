@@ -93,8 +93,7 @@ def test_a_load_that_is_late_for_one_and_in_time_for_another_stops_no_link(ahead
     assert not ahead.mover.cancelled
     ahead.mover.end(ahead.load())
     ahead.cache.poll()
-    other = ahead.cache.admit(later, first=True)
-    assert isinstance(other, Ticket)
+    other = ahead.start(later)
     assert other.sources["host"] == 3
 
 

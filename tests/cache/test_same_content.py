@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 from invariants import check
-from small_cache import TOKENS
 from turn_rig import Rig
 
-from forebay.core.requests import Growth, NotYet, Ticket
+from forebay.core.requests import NotYet, Ticket
 
 
 def computed(rig: Rig, path: int) -> Ticket:
     """A request that computed its path, whatever the cache has of it."""
-    ticket = rig.cache.admit(rig.ask(path, 2, no_cache=True), first=True)
-    assert isinstance(ticket, Ticket)
-    assert rig.cache.grow(ticket, 2 * TOKENS) is Growth.GROWN
-    rig.cache.step_launched(rig.cache.begin_step([(ticket, 0, 2 * TOKENS)]))
+    ticket = rig.start(rig.ask(path, 2, no_cache=True))
+    rig.step(ticket, 2)
     return ticket
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from small_cache import TOKENS
 from turn_rig import Rig
 
 from forebay import Mode
 from forebay.core.planner import Running
-from forebay.core.requests import Growth, Hint, Ticket
+from forebay.core.requests import Hint
 
 BUSY = [Running(0, 10_000)]
 
@@ -34,17 +33,14 @@ def test_it_looks_no_further_than_it_is_to():
 
 
 def test_it_leaves_the_reserve_to_those_that_run(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
-    assert ahead.cache.grow(ticket, 4 * TOKENS) is Growth.GROWN
+    ahead.running(6, 4)
     later = ahead.ask(0)
     ahead.cache.poll(BUSY, free_run_slots=0)
     assert ahead.covered(later) == 3
 
 
 def test_it_finds_what_was_published_since_a_request_came(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(7), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = ahead.start(ahead.ask(7))
     later = ahead.ask(7)
     ahead.compute(ticket)
     ahead.cache.poll(BUSY, free_run_slots=0)

@@ -27,9 +27,7 @@ def test_the_first_takes_back_what_the_last_in_line_has_and_stops_its_load(ahead
 
 
 def test_nothing_is_taken_back_where_that_would_not_make_the_room(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
-    assert ahead.cache.grow(ticket, 3 * TOKENS) is Growth.GROWN
+    ahead.running(6, 3)
     later = ahead.ask(0, 2)
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
     assert ahead.covered(later) == 2
@@ -70,9 +68,7 @@ def test_its_own_leases_are_no_room_that_the_first_could_take_back(ahead: Rig):
 
 
 def test_what_look_ahead_had_no_room_for_is_counted_when_its_turn_comes(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
-    assert ahead.cache.grow(ticket, 8 * TOKENS) is Growth.GROWN
+    ahead.running(6, 8)
     request = ahead.ask(0)
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
     refused = [ahead.cache.stats().prefetch_bytes["refused"]]
@@ -102,9 +98,7 @@ def test_only_the_first_displaces_what_others_that_wait_want(rig: Rig):
 
 
 def test_what_the_first_waits_for_look_ahead_does_not_take(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
-    assert ahead.cache.grow(ticket, 3 * TOKENS) is Growth.GROWN
+    ahead.running(6, 3)
     later, first = ahead.ask(0, 4), ahead.ask(5, 5, priority=-1)
     assert ahead.cache.admit(first, first=True) is NotYet.FULL
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
@@ -114,8 +108,7 @@ def test_what_the_first_waits_for_look_ahead_does_not_take(ahead: Rig):
 
 
 def test_what_a_running_request_lacks_look_ahead_does_not_take_again(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = ahead.start(ahead.ask(6, 1))
     later = ahead.ask(0, 4)
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
     assert ahead.cache.grow(ticket, 7 * TOKENS) is Growth.LATER
@@ -127,18 +120,15 @@ def test_what_a_running_request_lacks_look_ahead_does_not_take_again(ahead: Rig)
 
 @pytest.mark.parametrize("no_save", [False, True])
 def test_what_is_not_to_be_saved_is_not_found_by_others(rig: Rig, no_save: bool):
-    ticket = rig.cache.admit(rig.ask(7, no_save=no_save), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = rig.start(rig.ask(7, no_save=no_save))
     rig.compute(ticket)
-    again = rig.cache.admit(rig.ask(7), first=True)
-    assert isinstance(again, Ticket)
+    again = rig.start(rig.ask(7))
     assert again.cached_tokens == (0 if no_save else 4 * TOKENS)
 
 
 def test_who_shares_much_with_what_is_being_computed_waits_for_it():
     rig = Rig(Mode.ASYNCHRONOUS, min_shared_tokens=2 * TOKENS)
-    ticket = rig.cache.admit(rig.ask(7), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = rig.start(rig.ask(7))
     little, much = rig.ask(7, 2), rig.ask(7, 3)
     assert rig.cache.admit(much, first=True) is NotYet.COMPUTING
     assert isinstance(rig.cache.admit(little, first=True), Ticket)
@@ -148,11 +138,9 @@ def test_who_shares_much_with_what_is_being_computed_waits_for_it():
 
 def test_who_matches_what_another_has_published_so_far_waits_for_the_rest():
     rig = Rig(Mode.ASYNCHRONOUS, min_shared_tokens=TOKENS)
-    ticket = rig.cache.admit(rig.ask(7, 5), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = rig.start(rig.ask(7, 5))
     other = rig.ask(7, 5)
-    assert rig.cache.grow(ticket, 2 * TOKENS) is Growth.GROWN
-    rig.cache.step_launched(rig.cache.begin_step([(ticket, 0, 2 * TOKENS)]))
+    rig.step(ticket, 2)
     rig.cache.commit(ticket, ticket.request.keys)
     assert rig.cache.admit(other, first=True) is NotYet.COMPUTING
     assert len(rig.cache._line[other].blocks) == 2
@@ -160,27 +148,20 @@ def test_who_matches_what_another_has_published_so_far_waits_for_the_rest():
 
 def test_where_steps_stall_a_load_begins_only_where_its_request_starts():
     rig = Rig(Mode.SYNCHRONOUS)
-    running(rig, 6, 4)
+    rig.running(6, 4)
     assert rig.admit(rig.ask(0, 3)) is NotYet.FULL
     assert not rig.mover.loads
 
 
 def saving(rig: Rig, count: int) -> None:
     """So many idle blocks on the device are being saved, and never cease to be."""
-    ticket = rig.cache.admit(rig.ask(7, count), first=True)
-    assert isinstance(ticket, Ticket)
-    assert rig.cache.grow(ticket, count * TOKENS) is Growth.GROWN
-    rig.cache.step_launched(rig.cache.begin_step([(ticket, 0, count * TOKENS)]))
-    rig.cache.commit(ticket, ticket.request.keys)
-    rig.cache.finish(ticket)
-    rig.cache.poll()
+    rig.compute(rig.start(rig.ask(7, count)), count)
     assert rig.cache._store.device.counts()[SlotState.SAVING] == count
 
 
 def test_what_is_being_saved_is_no_room_for_which_look_ahead_keeps_what_it_has(ahead: Rig):
     """Others may be saved when these are: a running request does not wait for that."""
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = ahead.start(ahead.ask(6, 1))
     later = ahead.ask(0, 2)
     ahead.cache.poll([Running(0, 10_000)], free_run_slots=0)
     for load in list(ahead.mover.loads):
@@ -195,8 +176,7 @@ def test_what_is_being_saved_is_no_room_for_which_look_ahead_keeps_what_it_has(a
 
 
 def test_look_ahead_leaves_what_a_running_request_waits_for_beside_what_is_being_saved(ahead: Rig):
-    ticket = ahead.cache.admit(ahead.ask(6, 1), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = ahead.start(ahead.ask(6, 1))
     saving(ahead, 4)
     later = ahead.ask(0, 1)
     assert ahead.cache.grow(ticket, 5 * TOKENS) is not Growth.GROWN
@@ -204,16 +184,8 @@ def test_look_ahead_leaves_what_a_running_request_waits_for_beside_what_is_being
     assert ahead.covered(later) == 0
 
 
-def running(rig: Rig, path: int, blocks: int) -> Ticket:
-    """A request that runs with so many blocks, and finds none of them in the cache."""
-    ticket = rig.cache.admit(rig.ask(path, 1), first=True)
-    assert isinstance(ticket, Ticket)
-    assert rig.cache.grow(ticket, blocks * TOKENS) is Growth.GROWN
-    return ticket
-
-
 def test_a_running_request_waits_for_copies_as_long_as_some_end(rig: Rig):
-    ticket = running(rig, 6, 4)
+    ticket = rig.running(6, 4)
     for path in (0, 1):
         assert rig.admit(rig.ask(path, 2)) is NotYet.LOADING
     first, second = rig.mover.loads
@@ -231,7 +203,7 @@ def test_a_running_request_waits_for_copies_as_long_as_some_end(rig: Rig):
 
 
 def test_a_running_request_waits_for_nothing_where_no_copy_is_in_flight(rig: Rig):
-    ticket, _ = running(rig, 6, 4), running(rig, 7, 4)
+    ticket, _ = rig.running(6, 4), rig.running(7, 4)
     assert rig.cache.grow(ticket, 5 * TOKENS) is Growth.FULL
 
 
@@ -239,7 +211,7 @@ def test_room_to_grow_is_left_to_those_that_run(rig: Rig):
     alone = rig.cache.admit(rig.ask(8, 7), first=True)
     assert isinstance(alone, Ticket), "eight blocks, and nobody else runs"
     rig.cache.finish(alone)
-    running(rig, 6, 1)
+    rig.running(6, 1)
     for blocks, fits in ((6, False), (5, True)):  # and one for the last token, and one of reserve
         assert isinstance(rig.cache.admit(rig.ask(9, blocks), first=True), Ticket) is fits
 
@@ -257,18 +229,16 @@ def test_who_does_not_fit_what_is_left_of_the_pool_never_starts(rig: Rig):
 
 
 def test_who_waits_finds_what_was_published_behind_its_match(rig: Rig):
-    ticket = rig.cache.admit(rig.ask(7), first=True)
-    assert isinstance(ticket, Ticket)
+    ticket = rig.start(rig.ask(7))
     other = rig.ask(7)
     rig.compute(ticket)
-    found = rig.cache.admit(other, first=True)
-    assert isinstance(found, Ticket)
+    found = rig.start(other)
     assert found.cached_tokens == 4 * TOKENS
 
 
 def test_what_look_ahead_displaced_for_one_it_does_not_count_on_for_the_next(ahead: Rig):
     ahead.cache.rates.prefill_tokens_per_s.value = 1e6
-    running(ahead, 6, 2)
+    ahead.running(6, 2)
     store = ahead.cache._store
     ahead.ask(0, 1, priority=-2)
     ahead.ask(3)

@@ -110,9 +110,7 @@ class Rig:
             rate.value, rate.weight, rate.samples = value, 0.0, 1
         self._requests = 0
         for path in range(4):
-            ticket = self.cache.admit(self.ask(path), first=True)
-            assert isinstance(ticket, Ticket)
-            self.compute(ticket)
+            self.compute(self.start(self.ask(path)))
             for transfer in list(self.mover.flying):
                 self.mover.end(transfer)
             self.cache.poll()
@@ -133,13 +131,29 @@ class Rig:
         )
         return self._requests
 
-    def compute(self, ticket: Ticket) -> None:
-        """Run the request as if it had one token less, so that four requests fill the pool."""
-        tokens = 4 * TOKENS
+    def start(self, request: int) -> Ticket:
+        """The ticket of a request that starts at once, before all others."""
+        ticket = self.cache.admit(request, first=True)
+        assert isinstance(ticket, Ticket)
+        return ticket
+
+    def running(self, path: int, blocks: int) -> Ticket:
+        """A request that runs with so many blocks, of a path of one."""
+        ticket = self.start(self.ask(path, 1))
+        assert self.cache.grow(ticket, blocks * TOKENS) is Growth.GROWN
+        return ticket
+
+    def step(self, ticket: Ticket, blocks: int) -> None:
+        """Compute what is not cached of its first `blocks`."""
+        tokens = blocks * TOKENS
         assert self.cache.grow(ticket, tokens) is Growth.GROWN
         start = min(ticket.cached_tokens, tokens - 1)
         step = self.cache.begin_step([(ticket, start, tokens - start)])
         self.cache.step_launched(step)
+
+    def compute(self, ticket: Ticket, blocks: int = 4) -> None:
+        """Run the request as if it had one token less, so that four requests fill the pool."""
+        self.step(ticket, blocks)
         self.cache.commit(ticket, ticket.request.keys)
         self.cache.finish(ticket)
         self.cache.poll()

@@ -79,8 +79,11 @@ def let_go(engine: ToyEngine) -> None:
     time.sleep(0.2)
 
 
-def forget_who_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a copy that never completed had ended: other things come to where it reads."""
+@pytest.fixture(params=[True, False], ids=["kept", "broken"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether nothing else comes to where a copy that never completed reads, as it is to be."""
+    if request.param:
+        return True
     never_came = Store._never_came
 
     def ended(self: Store, missing: Ids, torn: Ids) -> None:
@@ -88,15 +91,13 @@ def forget_who_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         self.host.unhold(torn, on_device=False)
 
     monkeypatch.setattr(Store, "_never_came", ended)
+    return False
 
 
-@pytest.mark.parametrize("rule", ["kept", "broken"])
 def test_what_is_found_where_a_lost_copy_writes_later_stays_the_same(
-    toy: MakeEngine, impatient: None, monkeypatch: pytest.MonkeyPatch, rule: str
+    toy: MakeEngine, impatient: None, kept: bool
 ):
     """A step waited for it, and ran when it was copied without it: so vLLM knows its block."""
-    if rule == "broken":
-        forget_who_reads(monkeypatch)
     engine, found = asked_again_over_loads_that_hang(toy, 8)
     engine.run()
     assert found.given == answers(found.prompt, 8)
@@ -106,15 +107,12 @@ def test_what_is_found_where_a_lost_copy_writes_later_stays_the_same(
     let_go(engine)
     again = engine.ask(prompt_of(1, 200), 8)
     engine.run()
-    assert (again.given == answers(again.prompt, 8)) == (rule == "kept")
+    assert (again.given == answers(again.prompt, 8)) == kept
 
 
-@pytest.mark.parametrize("rule", ["kept", "broken"])
 def test_what_runs_where_a_lost_copy_writes_meanwhile_goes_on_over_the_same(
-    toy: MakeEngine, impatient: None, monkeypatch: pytest.MonkeyPatch, rule: str
+    toy: MakeEngine, impatient: None, kept: bool
 ):
-    if rule == "broken":
-        forget_who_reads(monkeypatch)
     engine, found = asked_again_over_loads_that_hang(toy, 200)
     engine.step()
     time.sleep(0.5)
@@ -128,4 +126,4 @@ def test_what_runs_where_a_lost_copy_writes_meanwhile_goes_on_over_the_same(
     assert len(found.given) < 150
     let_go(engine)
     engine.run()
-    assert (found.given == answers(found.prompt, 200)) == (rule == "kept")
+    assert (found.given == answers(found.prompt, 200)) == kept
